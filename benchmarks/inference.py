@@ -17,7 +17,6 @@ What torch.compile would make of the same network: craft.py.
 import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def _hold(pictures: Tensor) -> Pixels:
 
 def order_pictures(model: PatchClassifier, pictures: Tensor) -> Adaptive:
     """Random weights doubt all pictures nearly alike: cutoffs by which an effort is the share of these."""
-    engine = open_engine(deepcopy(model), device=pictures.device, effort=0)
+    engine = open_engine(model, device=pictures.device, effort=0)
     calibration = Calibration("image", "platt", (1.0,) * LABELS, (0.0,) * LABELS)
     return Adaptive(calibration, find_cutoffs(torch.from_numpy(engine.ask(_hold(pictures)).probs)))
 

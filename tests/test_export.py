@@ -55,7 +55,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """PAT-I."""
     model = make_plain(head="query2label")
-    return write(PatchInference(model), tmp_path_factory.mktemp("wrapped"))
+    return write(PatchInference(model, chunk_size=3), tmp_path_factory.mktemp("wrapped"))
 
 
 @pytest.fixture(scope="module")

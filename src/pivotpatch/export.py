@@ -104,6 +104,8 @@ class PictureGraph(nn.Module):
         """Take a copy of a model, or of PAT-I around one."""
         super().__init__()
         self.model = deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
+        if isinstance(self.model, PatchInference):  # a graph takes any number of views at once, in float32
+            self.model.chunk_size = self.model.autocast = None
         self.engine = TorchEngine(self.model, effort=1)
         self.description = _describe(self.engine)
         self.eval()

@@ -118,3 +118,8 @@ def test_differences_are_paired_and_signed_and_of_the_same_images() -> None:
         evaluate_scores(scores, baseline=strangers, generator=seeded())
     with pytest.raises(InputError, match="scores: images differ"):
         study_scale(scores, strangers, generator=seeded())
+
+
+def test_a_policy_of_another_name_is_refused() -> None:
+    with pytest.raises(InputError, match=r"policy: it is 'fixed:0.5'; give 'target', .* such as Fixed\(0.5\) or TopK"):
+        evaluate_scores(make_scores(), policy="fixed:0.5", generator=seeded())  # type: ignore[arg-type]

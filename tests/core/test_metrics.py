@@ -145,6 +145,9 @@ def test_decisions_at_the_boundary() -> None:
     assert TopK(1).decide(scores[1:]).tolist() == [[True, False]] * 4
     assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5  # even where all are alike
     assert Fixed(0.0).decide(torch.tensor([[0.0, 0.1, 1.0]])).tolist() == [[False, True, True]]
+    for policy in (Fixed(0.55), PerLabel((0.55,))):  # which bfloat16 does not know: 0.5508 is next
+        assert policy.decide(torch.tensor([[0.55078125], [0.546875]]).bfloat16()).tolist() == [[True], [False]]
+        assert policy.decide(torch.zeros(0, 1)).shape == (0, 1)
     assert not Fixed(1.0).decide(torch.ones(1, 2)).any()
     assert TopK(2).decide(torch.rand(3, 2)).all()
     assert (Fixed().threshold, TopK().k) == (0.5, 3)

@@ -1,5 +1,6 @@
 """The engine of torch against probabilities computed by hand from the model's logits."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def test_what_a_model_cannot_answer_is_refused() -> None:
         (make_patched(), float("nan"), "effort is nan; give a number from 0"),
         (with_tde, 1, "calibration is of 'tde' logits, which a model without patches has not"),
         (patch_only, 1, "the model was trained on patches alone"),
+        (make_plain().half(), 1, r"the model's weights are torch.float16; keep it in float32 .* and give dtype="),
     ]
     for model, effort, message in refused:
         with pytest.raises(InputError, match=message):
@@ -240,3 +242,29 @@ def test_a_predictor_looks_closer_as_its_checkpoint_says(tmp_path: Path) -> None
         for place, prediction in enumerate(found):
             torch.testing.assert_close(torch.as_tensor(prediction.probs), probs[place], rtol=0, atol=1e-4)
             torch.testing.assert_close(torch.as_tensor(prediction.weights), out.weights[place], rtol=0, atol=1e-4)
+
+
+def test_a_model_that_is_given_stays_what_it_is() -> None:
+    for model in (make_network().train(), make_plain().train()):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        predictor = Predictor.load(model, effort=1)  # which folds batch norms
+        assert model.training
+        assert [*model.state_dict()] == [*before]
+        predictor(pictures()[0].permute(1, 2, 0).numpy())
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert predictor.engine.model is not model  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"given a PatchInference; .* write Predictor\(TorchEngine\(it\)\)"):
+        Predictor.load(PatchInference(make_plain()))
+
+
+def test_threads_may_ask_a_model_in_training_mode() -> None:
+    model, pixels = make_network().train(), pictures()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    engine = TorchEngine(model)
+    expected = ask(engine, pixels).probs
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: ask(engine, pixels).probs, range(100))]
+    assert all(torch.equal(each, expected) for each in found)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+    assert model.backbone.training

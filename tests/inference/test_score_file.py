@@ -245,3 +245,29 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
 def test_wrong_tables_are_told(text: str, message: str, photos: RecordSet, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read_scores(write_csv(tmp_path / "s.csv", text), records=photos)
+
+
+def test_scores_that_no_file_could_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    scores, path = make_scores(), tmp_path / "s.parquet"
+    bad = scores.logits["image"].clone()
+    bad[2, 1] = torch.inf
+    for wrong, told in (
+        (replace(scores, logits={"image": bad}), r"a number of 'image' is inf \(row 2\); find where"),
+        (replace(scores, labels=("a", "a", "b", "c")), "labels"),
+    ):
+        with pytest.raises(InputError, match=told):
+            write_scores(wrong, path)
+    assert not path.exists()
+    half = replace(scores, logits={"image": scores.logits["image"].bfloat16()}, pictures=[Path(p) for p in PICTURES])  # type: ignore[arg-type]
+    write_scores(half, path)
+    assert read_scores(path).logits["image"].tolist() == half.logits["image"].tolist()
+    assert read_scores(path).pictures == PICTURES
+
+
+def test_decisions_that_came_with_scores_are_kept(tmp_path: Path) -> None:
+    scores = make_scores()
+    given = scores.get("image") > 0.3
+    write_scores(replace(scores, given=given), tmp_path / "s.parquet")
+    found = read_scores(tmp_path / "s.parquet")
+    assert found.given is not None
+    assert torch.equal(found.given, given)

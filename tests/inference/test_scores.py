@@ -49,6 +49,16 @@ def test_probabilities_of_tde_are_normalised_and_a_selection_keeps_rows_together
         scores.get("pach")
     with pytest.raises(InputError, match=r"scores: image has shape \(6, 2\); give \(6, 3\)"):
         Scores(LABELS, scores.pictures, scores.target, {"image": torch.zeros(6, 2)})
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"target": scores.target - 1}, "the target holds -1; write 1, 0, or NaN for unknown"),
+        ({"logits": {"mine": scores.get("image")}}, "unknown kind of logits 'mine'"),
+        ({"weights": torch.zeros(6, 3)}, r"weights has shape \(6, 3\); give \(6, patches, 3\)"),
+    ]
+    for wrong, told in refused:
+        with pytest.raises(InputError, match=f"scores: {told}"):
+            replace(scores, **wrong)
+    listed = replace(scores, labels=[*LABELS], target=scores.target.nan_to_num(0).bool())
+    assert (listed.labels, listed.target.dtype) == (LABELS, torch.float32)
 
 
 def test_a_weight_of_zero_stays_zero() -> None:

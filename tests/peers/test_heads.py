@@ -179,3 +179,10 @@ def test_word_vectors_are_random_but_always_the_same_until_some_are_given() -> N
     assert torch.equal(one.vectors, torch.ones(3, 4))
     with pytest.raises(InputError, match="word vectors: they are .2, 4., and the model was built for .3, 4."):
         one.take(torch.ones(2, 4))
+
+
+def test_rarl_draws_nothing_where_a_model_is_judged() -> None:
+    head, features = make("rarl").eval(), draw(1, FEATURES, 4, 4)
+    before = torch.get_rng_state()
+    head(features)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -175,6 +175,15 @@ def test_a_preference_chooses_among_fitted_thresholds(checkpoint: Path, tmp_path
         Predictor.load(checkpoint, prefer="precison")  # type: ignore[arg-type]
 
 
+def test_one_image_is_no_list_of_images(checkpoint: Path) -> None:
+    predictor = Predictor.load(checkpoint)
+    for one in ("photo.jpg", Path("photo.jpg"), b"", Image.new("RGB", (4, 4)), PIXELS):
+        with pytest.raises(InputError, match=r"it is given one image \(\w+\); give a list of images, or call"):
+            next(predictor.predict(one))  # type: ignore[arg-type]
+    threshold = predictor(PIXELS).thresholds[0]
+    assert predictor(PIXELS, threshold=threshold).thresholds[1] == threshold  # a number of numpy
+
+
 def test_a_predictor_tells_what_it_is() -> None:
     assert repr(Predictor(Means())) == "<Predictor of means: 3 labels, torch, effort 1>"
     assert repr(Predictor.load(effort=0.5)) == "<Predictor of tagger: 80 labels, ONNX Runtime, effort 0.5>"

@@ -23,6 +23,9 @@ def test_probabilities_are_the_equation(make: Any) -> None:
     logits = [[0.0, 1.0], [-2.0, 3.0], [-2000.0, 2000.0]]
     expected = [[1 / (1 + math.exp(min(-0.5 * a - 1, 700))), 1 / (1 + math.exp(-2 * b + 0.25))] for a, b in logits]
     assert np.asarray(FITTED.apply(make(logits))) == pytest.approx(np.array(expected), abs=1e-12)
+    whole = make([[0.0, 1.0], [-2.0, 3.0]])
+    whole = whole.astype(int) if isinstance(whole, np.ndarray) else whole.long()
+    assert np.asarray(FITTED.apply(whole)) == pytest.approx(np.array(expected[:2]), abs=1e-6)
     few = FITTED.select([1])
     assert (few.kind, few.method) == ("tde", "platt_per_label")
     assert few.apply(make(logits)[:, 1:]).tolist() == FITTED.apply(make(logits))[:, 1:].tolist()

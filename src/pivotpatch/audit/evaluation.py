@@ -65,7 +65,9 @@ def find_rule(scores: Scores, policy: Policy | None, kind: str, *, empty: EmptyR
     elif policy == "best-fixed":
         policy = find_best_fixed(scores.probs(kind).float(), scores.target, empty=empty)
     policy = policy or Fixed(0.5)
-    assert not isinstance(policy, str)
+    if isinstance(policy, str):
+        todo = "give 'target', 'fitted' or 'best-fixed', or a policy such as Fixed(0.5) or TopK(3)"
+        raise InputError("policy", f"it is {policy!r}", todo)
     return Rule(policy, scores.probs(kind).float() if isinstance(policy, Fixed | PerLabel) else scores.get(kind))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.checks import check_shapes
+from pivotpatch.core.counterfactual import at_least_float32
 from pivotpatch.errors import InputError
 
 SWEPT = tuple(percent / 100 for percent in range(50, 100, 5))
@@ -50,6 +51,7 @@ class Fixed:
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
+        scores = at_least_float32(scores)
         check_probabilities(scores, "Fixed")
         return scores > self.threshold
 
@@ -75,6 +77,7 @@ class PerLabel:
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
+        scores = at_least_float32(scores)  # half precision would round thresholds, too
         check_probabilities(scores, "PerLabel")
         thresholds = torch.tensor(self.thresholds, dtype=scores.dtype, device=scores.device)
         check_shapes("PerLabel", "BL L", scores=scores, thresholds=thresholds)
@@ -159,7 +162,7 @@ def check_probabilities(scores: Tensor, where: str) -> None:
 
     >>> check_probabilities(torch.tensor([[0.5]]), "here")
     """
-    low, high = scores.aminmax()
+    low, high = scores.aminmax() if scores.numel() else (scores.new_zeros(()),) * 2
     if low < 0 or high > 1:
         wrong = f"scores from {low.item():.3g} to {high.item():.3g} are no probabilities"
         raise InputError(where, wrong, "apply torch.sigmoid to logits first")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -75,6 +76,9 @@ class TorchEngine:
             wrong = "the model was trained on patches alone, for the study of scale, and does not see the whole image"
             raise InputError("TorchEngine", wrong, "give one that was trained by another task")
         patching = model.patching
+        if (dtype_of := next(classifier.parameters()).dtype) != torch.float32:
+            todo = "keep it in float32 (model.float()), and give dtype= for autocast"
+            raise InputError("TorchEngine", f"the model's weights are {dtype_of}", todo)
         fitted, thresholds = classifier.calibration, classifier.thresholds
         if isinstance(model, PatchInference) and (fitted is None or fitted.kind != "tde"):
             fitted = thresholds = None
@@ -192,11 +196,15 @@ def open_engine(
 ) -> TorchEngine:
     """As `Predictor.load`, for what is no ONNX file.
 
-    A model that is given as such is nobody else's: unless `fold` is False, it is changed into what the device is
-    fastest with.
+    A model that is given as such stays what it is. Unless `fold` is False, the copy that is asked, as what is opened
+    here, is changed into what the device is fastest with.
     """
     chosen = _choose_device(device)
-    model = name if isinstance(name, Classifier) else open_model(os.fspath(name))
+    given: object = name
+    if not isinstance(given, Classifier | str | os.PathLike):
+        todo = "give a name, a folder or a model of ours; around others write Predictor(TorchEngine(it))"
+        raise InputError("Predictor", f"it is given a {type(given).__name__}", todo)
+    model = deepcopy(name) if isinstance(name, Classifier) else open_model(os.fspath(name))
     seen = model.preprocessing.image_size
     if isinstance(model, ForeignClassifier):
         if effort == 0:

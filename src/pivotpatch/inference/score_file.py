@@ -27,7 +27,7 @@ from pivotpatch.writing import check_place, explain_disk_faults, replacing
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 WRITTEN = (".parquet",)
 _SCHEMA = 1
-_PICTURE, _TARGET, _TRUTH = "picture", "target", "target:"
+_PICTURE, _TARGET, _TRUTH, _GIVEN = "picture", "target", "target:", "given"
 # What the note of our files holds beside the labels, and how each is read.
 _NOTED: dict[str, Callable[[Any], Any]] = {
     "lam": float,
@@ -65,10 +65,15 @@ def write_scores(scores: Scores, path: str | Path) -> None:
     path = Path(path)
     check_place(path, WRITTEN, "scores")
     check_pictures(scores.pictures, str(path))
+    LabelSpace(scores.labels)
+    held = {**scores.logits, **{name: each for name in _PATCHES if (each := getattr(scores, name)) is not None}}
+    tensors = {name: each if each.dtype == torch.float64 else each.float() for name, each in held.items()}
+    for name, tensor in tensors.items():
+        _check_finite(name, tensor, str(path))
     # Unknown is -1, so that the target needs a byte each.
-    tensors = {_TARGET: scores.target.nan_to_num(-1).to(torch.int8), **scores.logits}
-    tensors |= {name: held for name in _PATCHES if (held := getattr(scores, name)) is not None}
-    columns: dict[str, Any] = {_PICTURE: pa.array(scores.pictures, pa.string())}
+    tensors |= {_TARGET: scores.target.nan_to_num(-1).to(torch.int8)}
+    tensors |= {} if scores.given is None else {_GIVEN: scores.given.to(torch.int8)}
+    columns: dict[str, Any] = {_PICTURE: pa.array(map(str, scores.pictures), pa.string())}
     widest = 1
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().numpy().reshape(len(scores), -1)
@@ -138,7 +143,7 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
         noted = {name: read(told[name]) for name, read in _NOTED.items() if told.get(name) is not None}
         with open_parquet(path) as file:
             pictures = tuple(file.read(columns=[_PICTURE]).column(0).cast(pa.string()).to_pylist())
-            for name in (each for each in (_TARGET, *KINDS, *_PATCHES) if each in schema.names):
+            for name in (each for each in (_TARGET, _GIVEN, *KINDS, *_PATCHES) if each in schema.names):
                 column = file.read(columns=[name]).column(0)
                 shape = (len(pictures), -1, len(labels)) if name in _PATCHES else (len(pictures), len(labels))
                 arrays[name] = np.asarray(column.combine_chunks().flatten()).reshape(shape)
@@ -227,12 +232,17 @@ def _make_scores(
     for name in (each for each in (*KINDS, *_PATCHES) if each in arrays):
         values = torch.from_numpy(np.require(arrays[name], requirements=["C", "W"]))  # Arrow's arrays are not
         tensors[name] = values if values.dtype == torch.float64 else values.float()
-        odd = (~values.isfinite()).nonzero()
-        if len(odd):
-            told = f"a number of {name!r} is {values[tuple(odd[0])].item():g} (row {int(odd[0, 0])})"
-            raise InputError(where, told, "find where the model made it, or leave that image out")
-    patches: dict[str, Any] = {name: tensors.pop(name) for name in _PATCHES if name in tensors}
-    return Scores(labels, pictures, torch.from_numpy(target), tensors, **patches, **noted)
+        _check_finite(name, values, where)
+    others: dict[str, Any] = {name: tensors.pop(name) for name in _PATCHES if name in tensors}
+    others |= {_GIVEN: torch.from_numpy(arrays[_GIVEN] == 1)} if _GIVEN in arrays else {}
+    return Scores(labels, pictures, torch.from_numpy(target), tensors, **others, **noted)
+
+
+def _check_finite(name: str, values: Tensor, where: str) -> None:
+    odd = (~values.isfinite()).nonzero()
+    if len(odd):
+        told = f"a number of {name!r} is {values[tuple(odd[0])].item():g} (row {int(odd[0, 0])})"
+        raise InputError(where, told, "find where the model made it, or leave that image out")
 
 
 def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Scores | None, tell: Tell | None) -> Scores:

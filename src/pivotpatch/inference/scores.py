@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, check_known, choose_one_of
 from pivotpatch.runtime.values import KINDS as KINDS
 from pivotpatch.runtime.values import Calibration, Patching
 
@@ -38,17 +38,31 @@ class Scores:
     given: Tensor | None = None  # (N,L) boolean, decisions that came with the scores, such as the tags of `predict`
 
     def __post_init__(self) -> None:
+        for name in ("labels", "pictures"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # of lists, which equal no tuple
+        object.__setattr__(self, "target", self.target.float())
         shape = (len(self.pictures), len(self.labels))
         for name, tensor in {"target": self.target, **self.logits}.items():
             if tuple(tensor.shape) != shape:
-                wrong = f"{name} has shape {tuple(tensor.shape)}"
-                raise InputError("scores", wrong, f"give {shape}, one row per image and one column per label")
+                told = f"{name} has shape {tuple(tensor.shape)}"
+                raise InputError("scores", told, f"give {shape}, one row per image and one column per label")
+        wrong = ~(self.target.isnan() | (self.target == 0) | (self.target == 1))
+        if wrong.any():
+            told = f"the target holds {self.target[wrong][0].item():g}"
+            raise InputError("scores", told, "write 1, 0, or NaN for unknown")
         if not self.logits:
             raise InputError("scores", "there are no logits", f"give at least one kind of {', '.join(KINDS)}")
+        for kind in self.logits:
+            check_known(kind, KINDS, where="scores", what="kind of logits")
+        for name in ("patch_logits", "weights"):
+            held = getattr(self, name)
+            if held is not None and (held.ndim != 3 or tuple(held.shape[::2]) != shape):
+                wanted = f"({shape[0]}, patches, {shape[1]})"
+                raise InputError("scores", f"{name} has shape {tuple(held.shape)}", f"give {wanted}")
         counts = {len(self.thresholds or self.labels), len(self.calibration.slope if self.calibration else self.labels)}
         if counts != {len(self.labels)} or (self.calibration and self.calibration.kind != self.ranking):
-            wrong = f"thresholds or calibration are not those of {len(self.labels)} labels' {self.ranking} logits"
-            raise InputError("scores", wrong, "give one value per label, or leave them out")
+            told = f"thresholds or calibration are not those of {len(self.labels)} labels' {self.ranking} logits"
+            raise InputError("scores", told, "give one value per label, or leave them out")
         Patching(overlap=self.overlap)  # refuses what is none
 
     def __len__(self) -> int:

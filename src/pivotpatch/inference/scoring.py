@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,9 @@ if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for th
 
     from pivotpatch.data.loading import Loader
 
+_EVALUATING = Lock()
+# How many ask a model right now, and which of its parts were in training mode before.
+_USED: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
 _CPU_PIXELS = 8 * 256 * 256  # of images at once; what is computed from more of them outgrows the caches
 
 
@@ -90,14 +95,23 @@ def split_for_device(images: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while; afterwards each part is in its own again."""
-    training = [part for part in model.modules() if part.training]  # a part may be kept in evaluation mode
-    model.eval()
+    """Put a model into evaluation mode for a while; afterwards each part is in its own again.
+
+    Where several threads ask one model, that is when the last of them is done.
+    """
+    with _EVALUATING:
+        users, training = _USED.get(model) or (0, [part for part in model.modules() if part.training])
+        _USED[model] = users + 1, training  # a part may be kept in evaluation mode
+        model.eval()
     try:
         yield
     finally:
-        for part in training:
-            part.training = True
+        with _EVALUATING:
+            users, training = _USED.pop(model)
+            if users > 1:
+                _USED[model] = users - 1, training
+            for part in training if users == 1 else ():
+                part.training = True
 
 
 def score_pictures(

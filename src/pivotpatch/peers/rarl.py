@@ -60,7 +60,8 @@ class RARLHead(Head):
             found.append(self.leave(state[0]).relu())
             if number + 1 < self.steps:
                 expected = self.locate(found[-1].detach()).tanh().to(place.dtype)
-                place = (expected + spread * torch.randn_like(expected)).detach()
+                drawn = spread * torch.randn_like(expected) if spread else 0.0
+                place = (expected + drawn).detach()
                 likelihood = likelihood - (place - expected).square().sum(dim=1) / (2 * SPREAD**2)
         return torch.stack(found, dim=1), likelihood
 

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pivotpatch.errors import InputError, choose_one_of
 
@@ -20,19 +21,23 @@ EXPORTED = ".onnx"
 """How the names of exported models end."""
 
 
+def _is_share(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) <= 1  # a number of numpy is one, too
+
+
 def check_effort(effort: float | None, where: str) -> None:
     """Refuse an effort that is no number from 0 to 1; None is for the model's own.
 
     >>> check_effort(0.5, "here")
     """
-    if effort is not None and not (isinstance(effort, (int, float)) and 0 <= effort <= 1):
+    if effort is not None and not _is_share(effort):
         todo = "give a number from 0, no second look, to 1, one at every image"
         raise InputError(where, f"effort is {effort!r}", todo)
 
 
 def check_rule(threshold: float | None, top_k: int | None) -> None:
     """Refuse a threshold that is no probability, and to give less than one label."""
-    if threshold is not None and not (isinstance(threshold, (int, float)) and 0 <= threshold <= 1):
+    if threshold is not None and not _is_share(threshold):
         raise InputError("threshold", f"{threshold!r} is no probability", "give 0 to 1")
     if top_k is not None and top_k < 1:
         raise InputError("top_k", f"it is {top_k}", "give 1 or more")

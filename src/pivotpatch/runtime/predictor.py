@@ -76,7 +76,7 @@ class Predictor:
                 run (its best model) or of a checkpoint, "hub:owner/name" for a checkpoint on the Hugging Face hub, or
                 "transformers:" or "timm:" before a folder or `owner/name` for somebody else's multi-label model,
                 around which PAT-I looks at patches, cut at twice the model's size. A revision may follow a name:
-                "hub:owner/name@v2". A model that was opened before is taken as it is.
+                "hub:owner/name@v2". A model that was opened before is copied, and stays as it is.
             device: where to run; the fastest that ONNX Runtime, or torch for a checkpoint, has by default. Of ONNX
                 files a name of `runtime.engine.PROVIDERS`, such as "cpu", "cuda:1" or "coreml".
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
@@ -172,6 +172,9 @@ class Predictor:
             threshold: as in `__call__`.
             skip: yield the error of an image that cannot be read in its place.
         """
+        if isinstance(pictures, str | bytes | os.PathLike | Image.Image) or getattr(pictures, "ndim", 4) < 4:
+            wrong = f"it is given one image ({type(pictures).__name__})"
+            raise InputError("Predictor.predict", wrong, "give a list of images, or call predictor(image)")
         named = ((f"images[{place}]", _keep(picture)) for place, picture in enumerate(pictures))
         threads = min(count_workers(), self.batch_size)
         for batch in read_ahead(named, self._read, batch_size=self.batch_size, threads=threads):

@@ -166,8 +166,10 @@ class Calibration:
             wrong = f"fitted to {len(self.slope)} labels, logits have shape {tuple(given.shape)}"
             raise InputError("Calibration", wrong, "give logits of the same labels")
         if isinstance(given, np.ndarray):
+            given = given if given.dtype in (np.float32, np.float64) else given.astype(np.float32)
             return squash(given * np.asarray(self.slope, given.dtype) + np.asarray(self.offset, given.dtype))
-        given = given.float() if given.dtype.itemsize < 4 else given  # of half precision
+        exact = given.is_floating_point() and given.dtype.itemsize >= 4  # neither half precision nor whole numbers
+        given = given if exact else given.float()
         calibrated = given * given.new_tensor(self.slope) + given.new_tensor(self.offset)
         return calibrated.sigmoid()
 

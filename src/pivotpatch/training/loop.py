@@ -61,7 +61,7 @@ class _Interrupted(Exception):  # noqa: N818  # nothing went wrong
 
 
 def fit(
-    config: RunConfig, out: Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore
+    config: RunConfig, out: str | Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore
 ) -> FitResult:
     """Train, in a new folder.
 
@@ -72,6 +72,7 @@ def fit(
         report: told each entry of the log.
         tell: told in a line each what was chosen, and which labels the model knows already.
     """
+    out = Path(out)
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
@@ -120,8 +121,9 @@ def _check_student(config: RunConfig, labels: tuple[str, ...]) -> None:
     choose_frozen(config, model, torch.device("cpu"))
 
 
-def resume(out: Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore) -> FitResult:
+def resume(out: str | Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore) -> FitResult:
     """Go on with a run where its folder says it is, mid-epoch too; as if it had never stopped."""
+    out = Path(out)
     processes = join_processes()
     folder = RunFolder.open(out, writes=processes.is_main_process)
     with closing(folder), own_settings(processes.device):

@@ -62,9 +62,12 @@ def gather_named(found: dict[str, str], accelerator: Accelerator) -> dict[str, s
 
 @contextmanager
 def own_settings(device: torch.device) -> Iterator[None]:
-    """Let a run seed what it likes and cuDNN choose its kernels by trial; the caller's settings return afterwards."""
+    """Let a run seed what it likes and cuDNN choose its kernels by trial; the caller's settings return afterwards.
+
+    Gradients are there, also where the caller wants none.
+    """
     cuda, before = [device] if device.type == "cuda" else [], torch.backends.cudnn.benchmark
-    with torch.random.fork_rng(devices=cuda):
+    with torch.random.fork_rng(devices=cuda), torch.inference_mode(mode=False), torch.enable_grad():
         torch.backends.cudnn.benchmark = True  # its context manager `flags` would switch cuDNN off, too
         try:
             yield
