@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from made_networks import TINY
+from run_process import write_images
 
 from pivotpatch import load_checkpoint, save_checkpoint
 from pivotpatch.cli.main import main
@@ -19,6 +20,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
 from pivotpatch.peers.cpsd import Teachers, divide_labels, find_similarity
 from pivotpatch.training.config import load_config
+from pivotpatch.training.folder import RunFolder
 from pivotpatch.training.loop import fit
 from pivotpatch.training.step import take_step
 from pivotpatch.training.task import StudentTask, make_task
@@ -156,3 +158,13 @@ def test_one_command_trains_teachers_and_then_the_student(tmp_path: Path) -> Non
     changed = config.model_copy(update={"train": config.train.model_copy(update={"seed": 2})})
     with pytest.raises(InputError, match="is a teacher that was trained with other settings"):
         fit(changed, tmp_path / "run")
+
+
+def test_no_teacher_learns_test_images_that_corrections_name(tmp_path: Path) -> None:
+    train, test = write_images(tmp_path / "a"), write_images(tmp_path / "b")
+    (tmp_path / "seen.csv").write_text("image,red\na/0000.png,1\nb/0000.png,1\n")
+    data = [f"data.train={train}", f"data.test={test}", f"data.corrections=table:{tmp_path / 'seen.csv'}"]
+    config = load_config(None, [*data, *TINY, *PLAIN, "train.epochs=1", "task.kind=image", "distil.groups=1"])
+    fit(config, tmp_path / "run")
+    homes = [tmp_path / "run", *(tmp_path / "run-teachers").iterdir()]
+    assert [RunFolder(home, config).load_state().records for home in homes] == [40] * 3

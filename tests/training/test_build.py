@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from run_process import write_images
+from run_process import make_config, write_images
 
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.values import Adaptive, Calibration
-from pivotpatch.training.build import make_model, open_data, open_training_records
-from pivotpatch.training.config import load_config
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching
+from pivotpatch.training.build import make_model, open_data, open_training_records, settle_start
+from pivotpatch.training.config import dump_config, load_config
+from pivotpatch.training.loop import fit
 
 LABELS = ("cat", "dog")
 NEW_LABELS = ("lamp", "dog", "sofa")
@@ -140,3 +141,49 @@ def test_teachers_of_some_labels_hold_out_the_images_of_their_student() -> None:
         all_labels, two = (getattr(each, part) for each in (whole, some))
         assert torch.equal(two.target(), all_labels.keep_labels(["seven", "one"]).target())
         assert [record.name for record in two] == [record.name for record in all_labels]
+
+
+def test_some_labels_may_be_nowhere_to_be_judged(tmp_path: Path) -> None:
+    """As for a teacher of a rare one: the last model is kept, and corrections of other labels are none of its own."""
+    train, other = write_images(tmp_path / "a"), write_images(tmp_path / "b")
+    table = tmp_path / "a" / "all.csv"
+    table.write_text(table.read_text().replace("0039.png,blue", "0039.png,rare"))
+    corrections = tmp_path / "a" / "reviewed.csv"
+    corrections.write_text("image,red\n0000.png,1\n../b/0000.png,1\n")
+    named = [f"data.train={train}", f"data.corrections=table:{corrections}?allow_escape=true"]
+    told = list[str]()
+    rare: Any = open_data(load_config(None, [*named, f"data.test={other}", "data.labels=['rare']"]), tell=told.append)
+    assert (len(rare.train), rare.val, rare.tests) == (36, None, {})
+    assert [line for line in told if line.endswith("any of the labels, so the last model is kept")]
+    assert [line for line in told if line.startswith(other) and line.endswith("so it is not scored")]
+    red: Any = open_data(load_config(None, [*named, f"data.test={other}", "data.labels=['red']"]), look=False)
+    assert (len(red.train), len(red.val), [*red.tests]) == (36, 4, [other])
+    corrections.write_text("image,green\n0000.png,1\n")
+    with pytest.raises(InputError, match="knows none of the labels"):
+        open_data(load_config(None, [*named, "data.labels=['rare']"]), look=False)
+
+
+def test_a_checkpoint_decides_how_patches_are_cut_where_nothing_is_said(tmp_path: Path) -> None:
+    cut = Patching(3, 0.25, source_size=48, closer_size=40, lam=0.5)
+    save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32, patching=cut), tmp_path / "first")
+    start, told = f"model.start_from={tmp_path / 'first'}", list[str]()
+    config = settle_start(load_config(None, [start, "task.overlap=0"]), tell=told.append)
+    model: Any = make_model(config, LABELS)
+    assert model.patching == Patching(3, source_size=48, lam=0.5)  # closer looks cost as much again
+    assert (config.model.backbone, config.model.image_size) == ("test_resnet", 32)
+    assert told == [
+        f"patches are those of {tmp_path / 'first'}, task.grid=3 task.source_size=48 task.lam=0.5; give others to "
+        "change that"
+    ]
+    path = tmp_path / "config.toml"
+    path.write_text(dump_config(config))
+    assert settle_start(load_config(path)) == config  # as a run that is resumed
+    with pytest.raises(InputError, match=r"model.head: is 'max', but .*first decides it; leave it out"):
+        settle_start(load_config(None, [start, "model.head=max"]))
+
+
+def test_more_regions_than_places_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = make_config("task.regions=true", "task.grid=3")
+    with pytest.raises(InputError, match="task.grid: is 3, and the feature map of 32 pixels has 1 x 1 places"):
+        fit(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

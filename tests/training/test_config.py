@@ -56,6 +56,7 @@ def test_the_docs_mention_every_head_loss_and_key() -> None:
         ("data.train=voc:a=b@2007-test?difficult=unknown", "voc:a=b@2007-test?difficult=unknown"),
         ("data.labels=['cat', 'dog']", ("cat", "dog")),
         ("data.labels=cat", ("cat",)),
+        ("data.labels=[0, 7]", ("0", "7")),
         ("model.head_options={width = 512}", {"width": 512}),
         ("precision.compile=true", True),
         ("precision.compile=auto", "auto"),

@@ -32,9 +32,9 @@ from torch import nn
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint
 from pivotpatch.training import fit, resume
-from pivotpatch.training.build import build_run
+from pivotpatch.training.build import build_run, open_training_records
 from pivotpatch.training.config import RunConfig
-from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.folder import RunFolder, open_run_records
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.step import restore_training
 
@@ -285,3 +285,23 @@ def test_a_real_process_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert TrainingProcess(out).wait() == 0
     assert TrainingProcess(tmp_path / "whole", make_config("train.epochs=6")).wait() == 0
     assert read_run(out) == read_run(tmp_path / "whole")
+
+
+def test_a_run_whose_table_has_changed_holds_out_other_images(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images")
+    config, out = make_config(f"data.train={images}", "task.kind=image"), tmp_path / "run"
+    crash_at(8, config, out)
+    began = open_run_records(out, config)
+    table = tmp_path / "images" / "all.csv"
+    text = table.read_text()
+    swapped = text.replace("0003.png,blue", "0003.png,red").replace("0004.png,red", "0004.png,blue")
+    table.write_text(swapped)  # as many images and labels
+    assert {*open_training_records(config).val.names} != {*began.val.names}  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="other images would be held out than when the run began"):
+        resume(out)
+    with pytest.raises(InputError, match=r"has changed since .*run began, .*; give back what it was"):
+        open_run_records(out, config)
+    assert len(open_run_records(out, config, strict=False).train) == 40  # the run may have been trained on each
+    table.write_text(text)
+    assert open_run_records(out, config).val.names == began.val.names  # type: ignore[union-attr]
+    resume(out)

@@ -29,8 +29,8 @@ from pivotpatch.models.classifier import Classifier
 from pivotpatch.process import Progress
 from pivotpatch.report import Subject, gather_findings, write_report
 from pivotpatch.runtime.checks import is_named
-from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
+from pivotpatch.training.folder import open_run_records
 from pivotpatch.training.processes import join_processes
 from pivotpatch.writing import check_place
 
@@ -78,8 +78,8 @@ def run_report(args: argparse.Namespace) -> int:
 
 def _find_held_out(sources: list[Source]) -> RecordSet | None:
     """The validation images of the first run; None where all are scores."""
-    for config in (source.config for source in sources if source.config is not None):
-        held = open_training_records(config).val
+    for source in sources:
+        held = None if source.config is None else open_run_records(source.path, source.config).val
         if held is not None:
             return replace(held, name=f"{held.name}, the validation images")
     for source in sources:

@@ -78,10 +78,10 @@ def find_source(name: str) -> Source:
 
 
 def _find_held_out(run: Path) -> Source:
-    from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
+    from pivotpatch.training.folder import open_run_records
 
-    held = open_training_records(load_config(run / "config.toml")).val
+    held = open_run_records(run, load_config(run / "config.toml")).val
     if held is None:
         raise InputError(str(run), "the run holds no images out", "name a table or a folder, and --model the run")
     return replace(_take_records(held, f"{run}, held out"), model=str(run))

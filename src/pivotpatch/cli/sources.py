@@ -25,7 +25,7 @@ from pivotpatch.runtime.checks import BUNDLED, is_named
 from pivotpatch.runtime.files import read_names
 from pivotpatch.training.build import open_loader, open_training_records
 from pivotpatch.training.config import RunConfig, find_recipe, list_recipes, load_config
-from pivotpatch.training.folder import CONFIG
+from pivotpatch.training.folder import CONFIG, open_run_records
 from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
 
 POLICIES = ("fixed", "best-fixed", "top", "prior", "target", "fitted")
@@ -94,11 +94,12 @@ def find_trained(source: Source, records: RecordSet) -> str | None:
     if source.config is None:
         return None
     try:
-        train = open_training_records(source.config).train
+        own = open_run_records(source.path, source.config, strict=False)
     except InputError:  # a run may have moved away from its images, and can be used all the same
         return None
-    found = count_shared(train, records)[0]
-    return f"{found:,} of its {len(records):,} images are among those that the run was trained on" if found else None
+    found, changed = count_shared(own.train, records)[0], own.val is None and source.config.data.val_fraction > 0
+    among = "may be among" if changed else "are among"
+    return f"{found:,} of its {len(records):,} images {among} those that the run was trained on" if found else None
 
 
 def warn_of_trained(source: Source, records: RecordSet) -> None:

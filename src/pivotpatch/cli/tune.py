@@ -25,9 +25,8 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.values import choose_effort
-from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
-from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.folder import RunFolder, open_run_records
 from pivotpatch.training.processes import join_processes
 from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
 from pivotpatch.tuning.thresholds import Goal, parse_goal
@@ -109,7 +108,7 @@ def _open_images(source: Source, model: Classifier, args: argparse.Namespace) ->
         return sources.keep_known_labels(records, model)
     if args.scores is not None:
         return None
-    held = None if source.config is None else open_training_records(source.config).val
+    held = None if source.config is None else open_run_records(source.path, source.config).val
     if held is None:
         wrong = "a checkpoint knows no images" if source.config is None else "the run held out no images"
         raise InputError(what, wrong, "name validation images after it, such as val.csv")

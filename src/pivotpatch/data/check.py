@@ -287,6 +287,13 @@ def count_shared(records: RecordSet, *others: RecordSet) -> list[int]:
     return [sum(name in known for name in _identify(each)) for each in others]
 
 
+def digest_images(records: RecordSet | None) -> str:
+    """What tells a set of images from others, by their names; nothing for none."""
+    if records is None:
+        return ""
+    return hashlib.sha256("\0".join(sorted(records.names)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def _identify(records: RecordSet) -> list[str]:
     """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
     images = records.images

@@ -1,7 +1,7 @@
 """From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from pivotpatch.data.loading import Batch, Loader, count_held_bytes, hold_images
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
 from pivotpatch.errors import InputError, shorten
+from pivotpatch.inference.scoring import evaluating
 from pivotpatch.models.classifier import (
     Architecture,
     Classifier,
@@ -55,6 +56,7 @@ KINDS: Mapping[str, Any] = {
 LEAST_FOLDED = 50  # training images that folds are made of; too few say nothing
 LEAST_IN_FOLD = 10  # of them in each fold: there are fewer folds rather than empty ones
 _NAMED = 10  # labels in a line about a model or about images
+_UNSCORED = "no image has any of the labels, so it is not scored"
 _FAULTS = 5  # faults that are told in a line each
 
 
@@ -91,9 +93,14 @@ class Run:
         return self.config.train.epochs * self.steps_per_epoch
 
     @property
+    def val(self) -> RecordSet | None:
+        """The validation images, where there are any."""
+        return None if self.val_loader is None else self.val_loader.records
+
+    @property
     def held_out(self) -> int:
         """How many validation images there are."""
-        return 0 if self.val_loader is None else len(self.val_loader.records)
+        return 0 if self.val is None else len(self.val)
 
     @property
     def model(self) -> Classifier:
@@ -124,6 +131,8 @@ def build_run(
         model = make_model(config, records.labels.names, tell=tell) if saved is None else load_checkpoint(saved)
     if saved is None:
         teach_counts(model, records)
+        if isinstance(model, PatchClassifier) and model.regions:
+            _check_regions(model)
     frozen, why_frozen = choose_frozen(config, model, accelerator.device)
     config = settle_config(config, frozen=frozen)
     if config.precision.channels_last:
@@ -181,6 +190,16 @@ def build_run(
     )
 
 
+def _check_regions(model: PatchClassifier) -> None:
+    """Refuse more regions than the feature map has places."""
+    side, grid = model.preprocessing.image_size, model.patching.grid
+    with evaluating(model.backbone), torch.no_grad():
+        places = model.backbone(torch.zeros(1, 3, side, side)).shape[-1]
+    if places < grid:
+        wrong = f"is {grid}, and the feature map of {side} pixels has {places} x {places} places"
+        raise InputError("task.grid", wrong, "lower it, or raise model.image_size")
+
+
 def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) -> tuple[bool, str]:
     """Whether the heads alone are trained, and why in a few words."""
     section, cannot = config.model, ""
@@ -231,13 +250,21 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
         opened += [train] if val is None else [train, val]
     except InputError as error:
         faults.append(error)
+    some = data.labels is not None  # which may be rare ones
     for address in (*data.test, *([data.val] if train is None and data.val is not None else [])):
         try:
             test = open_records(address)
-            chosen = data.labels is not None
-            tests[address] = test if train is None else test.take_labels(train.labels.names, chosen=chosen)
+            if some and train is not None and not {*test.labels.names} & {*train.labels.names}:
+                lines.append(f"{test.name}: {_UNSCORED}")
+                continue
+            tests[address] = test if train is None else test.take_labels(train.labels.names, chosen=some)
         except InputError as error:
             faults.append(error)
+    if some and val is not None and data.val is None and not val.count_labels().any():
+        lines.append(f"{val.name}: no image that is held out has any of the labels, so the last model is kept")
+        opened, val = [*opened[:1]], None
+    silent = [address for address, test in tests.items() if some and not test.count_labels().any()]
+    lines += [f"{tests.pop(address).name}: {_UNSCORED}" for address in silent]
     opened += tests.values()
     for each in opened[1:]:
         if not each.count_labels().any():
@@ -249,7 +276,7 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
             faults.append(InputError("evaluation.patience", "there are no validation images to judge by", todo))
         counts, names = train.count_labels(), train.labels.names
         own = 2 if val is not None and data.val is None else 1  # the training images, with those held out of them
-        lines = [*(line for each in opened for line in each.notes), *doubt_labels(*opened[:own])]
+        lines += [*(line for each in opened for line in each.notes), *doubt_labels(*opened[:own])]
         others = opened[own:] if look else []
         for each, shared in zip(others, count_shared(train, *others), strict=True):
             if shared:
@@ -291,9 +318,11 @@ def open_training_records(config: RunConfig) -> RunRecords:
         train, val = train.select(parts["train"]), train.select(parts["val"])
     if data.corrections is not None:
         tests = [open_records(address) for address in data.test]
-        sets = [train] if val is None else [train, val]
-        train, *held_out = apply_corrections(sets, open_records(data.corrections), apart=tests)
-        val = held_out[0] if held_out else None
+        sets, corrections = [train] if val is None else [train, val], open_records(data.corrections)
+        told = set(corrections.labels.names)
+        if told & set(train.labels.names) or not told & set(whole.labels.names):  # else they are of other labels
+            train, *held_out = apply_corrections(sets, corrections, apart=tests)
+            val = held_out[0] if held_out else None
     return RunRecords(train, val)
 
 
@@ -368,6 +397,36 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
     return model
 
 
+def settle_start(config: RunConfig, *, tell: Tell = ignore) -> RunConfig:
+    """What a run that starts from a checkpoint takes from it: its architecture, and its patches where nothing is said.
+
+    A closer look is trained where it is asked for alone, for it costs as much as the rest.
+    """
+    section, task = config.model, config.task
+    model = None if section.start_from is None else open_model(section.start_from)
+    if not isinstance(model, SharedClassifier):
+        return config
+    _check_said(section, model)
+    update: dict[str, Any] = {"model": section.model_copy(update=asdict(model.architecture))}
+    if isinstance(model, PatchClassifier) and task.kind in ("patch", "patch_only"):
+        cut = {**asdict(model.patching), "regions": model.regions, "closer_size": task.closer_size}
+        kept = {name: value for name, value in cut.items() if name not in task.model_fields_set}
+        update["task"] = task.model_copy(update=kept)
+        said = [f"task.{name}={value}" for name, value in kept.items() if value != getattr(task, name)]
+        if said:
+            tell(f"patches are those of {section.start_from}, {' '.join(said)}; give others to change that")
+    return config.model_copy(update=update)
+
+
+def _check_said(section: ModelSection, model: Classifier) -> None:
+    """Refuse what a checkpoint decides, where it is not the default, which takes back what a recipe says."""
+    said = section.model_dump(exclude={"start_from", "pretrained", "frozen", "vectors"}, exclude_defaults=True)
+    for name, value in said.items():
+        if getattr(model.architecture, name, None) != value:
+            todo = f"leave it out, or write model.{name}= after a recipe that says it"
+            raise InputError(f"model.{name}", f"is {value!r}, but {section.start_from} decides it", todo)
+
+
 def open_start(config: RunConfig, labels: tuple[str, ...]) -> tuple[SharedClassifier | None, list[int]]:
     """The model that a run began as, and the places of labels that it knew; none where that is not there any more."""
     if config.model.start_from is None:
@@ -422,11 +481,7 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
     if isinstance(model, ForeignClassifier):
         raise InputError(start, "is a model of another library, which cannot be trained", "give a checkpoint of ours")
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
-    said = section.model_dump(exclude={"start_from", "pretrained", "frozen", "vectors"}, exclude_defaults=True)
-    for name, value in said.items():
-        if getattr(model.architecture, name, None) != value:
-            todo = f"leave it out, or write model.{name}= after a recipe that says it"
-            raise InputError(f"model.{name}", f"is {value!r}, but {start} decides it", todo)
+    _check_said(section, model)
     patches = task.kind in ("patch", "patch_only")
     if isinstance(model, MultiLabelClassifier) and task.kind != "independent":
         kind = KINDS.get(task.kind, MultiLabelClassifier)

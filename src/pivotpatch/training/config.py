@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -46,8 +46,13 @@ def _check_folds(count: int) -> int:
     return count
 
 
+def _list_names(value: Any) -> Any:
+    each = value if isinstance(value, list | tuple) else [value]
+    return tuple(str(name) if type(name) is int else name for name in each)  # labels may be numbers
+
+
 # One name needs no list around it, so that an override is as easy to write as an address.
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_list_names)]
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from pivotpatch.data.records import Tell
 from pivotpatch.inference.embedding import AT_ONCE
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.process import ignore
-from pivotpatch.training.build import Run, build_run, none_read
+from pivotpatch.training.build import Run, build_run, none_read, settle_start
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.features import Features
 from pivotpatch.training.gain import score_unseen, tune_folds
@@ -49,6 +49,7 @@ class DryRun:
 
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
+    config = settle_start(config, tell=tell)
     begun = min(time.time() - psutil.Process().create_time(), STARTING_SECONDS)
     if config.distil.groups and not config.distil.teachers:
         tell(f"up to {2 * config.distil.groups} teachers are trained first, each about as long as this says")

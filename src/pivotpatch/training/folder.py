@@ -22,9 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pivotpatch import __version__
+from pivotpatch.data.check import digest_images
 from pivotpatch.errors import InputError, explaining
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.training.build import RunRecords, open_training_records
 from pivotpatch.training.config import RunConfig, dump_config, load_config
 from pivotpatch.writing import explain_disk_faults, flush, holding, replacing, replacing_folder
 
@@ -55,7 +57,26 @@ class RunState(BaseModel):
     logged: int = 0  # entries of the log
     not_read: dict[str, str] = {}  # images that could not be read, each with what was wrong with it
     records: int = 0  # images that there are to train on
+    held_out: str = ""  # digest of the names of those that there are to validate on
     config: dict[str, dict[str, Any]] | None = None  # that it was saved under
+
+
+def open_run_records(root: Path, config: RunConfig, *, strict: bool = True) -> RunRecords:
+    """The images that a run was trained on, and those that it held out.
+
+    Where its table has changed since it began, others would be held out now: that is refused, or without `strict` none
+    are, for the run may have been trained on each.
+    """
+    records = open_training_records(config)
+    if config.data.val is not None or RunFolder(root, config).load_state().held_out in ("", digest_images(records.val)):
+        return records
+    if strict:
+        wrong = f"has changed since {root} began, so that other images than then would be held out"
+        raise InputError(
+            str(config.data.train), wrong, "give back what it was, or name validation images behind the run"
+        )
+    whole = config.model_copy(update={"data": config.data.model_copy(update={"val_fraction": 0.0})})
+    return open_training_records(whole)
 
 
 @dataclass

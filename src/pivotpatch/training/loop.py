@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_precision
-from pivotpatch.data.check import count_shared
+from pivotpatch.data.check import count_shared, digest_images
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
@@ -31,6 +31,7 @@ from pivotpatch.training.build import (
     none_read,
     open_loader,
     open_training_records,
+    settle_start,
 )
 from pivotpatch.training.config import DistilSection, RunConfig, load_config, settle_config
 from pivotpatch.training.dry_run import tell_full_time
@@ -76,6 +77,7 @@ def fit(
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
+    config = settle_start(config, tell=tell)
     if config.distil.groups and not config.distil.teachers:
         made = _train_teachers(config, out, progress=progress, report=report, tell=tell)
         if isinstance(made, FitResult):
@@ -87,7 +89,8 @@ def fit(
         run.choices["model.frozen"] += tell_full_time(run, config)
         folder.config = run.config
         folder.create(run.choices)  # only now: a wrong configuration leaves nothing that the next attempt stumbles on
-        return _Trainer(run, folder, RunState(records=len(run.records)), progress, report).train(tell)
+        state = RunState(records=len(run.records), held_out=digest_images(run.val))
+        return _Trainer(run, folder, state, progress, report).train(tell)
 
 
 def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...] | FitResult:
@@ -96,7 +99,9 @@ def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...
     _check_student(config, records.labels.names)  # teachers that it could not learn from would take as long
     labels = divide_labels(records.labels.names, records.count_pairs(), config.distil.groups)
     for number, (name, group) in enumerate(labels.items(), 1):
-        data = config.data.model_copy(update={"labels": group, "test": ()})
+        # Corrections must not add test images to teachers either; without any, nobody has to score them.
+        tests = config.data.test if config.data.corrections else ()
+        data = config.data.model_copy(update={"labels": group, "test": tests})
         wanted, folder = config.model_copy(update={"data": data, "distil": DistilSection()}), home / name
         told["tell"](f"teacher {number} of {len(labels)}, {name}: {shorten(group)}")
         begun = (folder / CONFIG).is_file()
@@ -138,7 +143,7 @@ def resume(out: str | Path, *, progress: Progress = ignore, report: Report = ign
         if saved is not None:
             _check_images(run, state)
             restore_training(run, folder.load_tensors(accelerator.device))
-        state.records = len(run.records)
+        state.records, state.held_out = len(run.records), digest_images(run.val)
         compile_run(run, steps_left=run.total_steps - state.step)
         folder.cut_log(state.logged)
         return _Trainer(run, folder, state, progress, report).train(tell)
@@ -151,6 +156,9 @@ def _check_images(run: Run, state: RunState) -> None:
         told = [f"{count} images of {len(names)} labels ({shorten(names)})" for count, names in (now, began)]
         wrong, todo = f"there are {told[0]}, the run began with {told[1]}", "give back what it was, or start anew"
         raise InputError(run.records.name, wrong, todo)
+    if state.held_out not in ("", digest_images(run.val)):
+        wrong = "other images would be held out than when the run began, for the images have changed"
+        raise InputError(run.records.name, wrong, "give back what there was, or start anew")
 
 
 @dataclass
