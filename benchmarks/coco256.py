@@ -109,7 +109,9 @@ CHANGES = {
     "small160": ["task.patch_size=160"],
     "closer320": ["task.closer_size=320"],
     "closer352": ["task.closer_size=352"],
-    "zero": ["model.head_options.zero=true"],  # the last step begins at zero
+    "zero": ["model.head_options.zero=true"],  # the last step begins at zero, as that of max, mlgcn and addgcn does
+    "drawn": ["model.head_options.zero=false"],  # as all runs up to eb38c45 were
+    "scale1": ["model.head_options.scale=1.0"],  # CSRA's up to eb38c45
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
     "torchvision": ["augment.randaugment=torchvision"],

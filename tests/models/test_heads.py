@@ -1,4 +1,5 @@
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import timm
@@ -7,16 +8,16 @@ from reference.published import State, query2label
 from torch import nn
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import Architecture
 from pivotpatch.models.heads import (
     HeadOption,
     MLDecoderHead,
     Query2LabelHead,
     make_head,
 )
-from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.weights import rename_published
 from pivotpatch.runtime.values import patch_boxes
+from pivotpatch.training.build import make_model
+from pivotpatch.training.config import load_config
 
 
 @pytest.mark.parametrize("name", ["linear", "max"])
@@ -92,14 +93,19 @@ def test_shallow_regions_end_before_the_feed_forward_part() -> None:
     torch.testing.assert_close(layer.norm3(fed), parts)
 
 
-@pytest.mark.parametrize("name", ["linear", "max", "query2label", "ml_decoder", "ml_gcn"])
-def test_a_model_may_begin_with_no_opinion_and_learns_from_there(name: str) -> None:
-    options: dict[str, HeadOption] = {"width": 16} if name in ("query2label", "ml_decoder") else {}
-    built = Architecture("test_resnet", name, 32, head_options={**options, "zero": True})
-    model, images = PatchClassifier(built, ("a", "b", "c")), torch.rand(2, 3, 32, 32)
+@pytest.mark.parametrize("name", ["linear", "max", "ml_gcn", "add_gcn", "csra"])
+def test_a_run_may_begin_with_no_opinion_and_learns_from_there(name: str) -> None:
+    asked = ["model.head_options.zero=true"] if name == "linear" else []  # which a run advises for the others
+    built = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=32", f"model.head={name}"]
+    model: Any = make_model(load_config(None, [*built, *asked]), ("a", "b", "c"))
+    images = torch.rand(2, 3, 32, 32)
     logits = model(images)
-    assert not torch.cat([logits.image_logits, logits.pooled_logits]).any()
-    torch.testing.assert_close(logits.weights, torch.full_like(logits.weights, 0.25))
+    sizes = torch.stack([logits.image_logits, logits.pooled_logits]).abs()
+    if name == "csra":  # whose filters have a length
+        assert 0 < sizes.max() < 1
+    else:
+        assert not sizes.any()
+        torch.testing.assert_close(logits.weights, torch.full_like(logits.weights, 0.25))
     optimiser, before = torch.optim.SGD(model.parameters(), lr=0.1), deepcopy(model.backbone.state_dict())
     for _ in range(2):  # the first step reaches the last step alone, the second all that lies before it
         logits = model(images)

@@ -73,10 +73,10 @@ def test_a_head_is_its_equations(name: str) -> None:
 
 
 def test_options_are_in_the_equations_too() -> None:
-    head, features = make("csra", lam=2.0), draw(1, FEATURES, 2, 3)
+    head, features = make("csra", lam=2.0, scale=0.25), draw(1, FEATURES, 2, 3)
     state = {key: value.numpy() for key, value in head.state_dict().items()}
     expected = [ORACLES["csra"](state, features[0].numpy(), label, lam=2.0) for label in range(len(LABELS))]
-    assert head(features)[0].tolist() == pytest.approx(expected, rel=1e-6)
+    assert head(features)[0].tolist() == pytest.approx([0.25 * each for each in expected], rel=1e-6)
 
 
 @EVERY

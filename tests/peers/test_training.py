@@ -54,7 +54,7 @@ def test_a_run_begins_with_the_counts_and_vectors_of_its_labels(tmp_path: Path) 
     kept, other = run.model.state_dict(), model.state_dict()  # the average was made of a model that knew them
     assert all(torch.equal(kept[name], other[name]) for name in kept if "edges" in name or "vectors" in name)
     assert (kept["head.project.graph.edges"] > 0).sum() > len(labels)  # some occur together
-    assert model.architecture.head_options == {"width": 12, "vector_width": 7}
+    assert model.architecture.head_options == {"zero": True, "width": 12, "vector_width": 7}
 
 
 def test_vectors_are_found_by_word_and_by_the_words_of_a_name(tmp_path: Path) -> None:

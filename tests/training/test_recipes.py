@@ -66,7 +66,9 @@ def test_a_recipe_is_what_its_name_says_and_states_no_default() -> None:
         assert config.task.kind == TASKS.get(str(method), "image")
         if method not in OTHERS:
             assert config.loss.name == ("binary_cross_entropy" if method == "bce" else "asymmetric")
-        assert config.model.head_options == ({"deep_regions": False} if method == "taught" else {})
+        drawn = {method: {"zero": False} for method in ("ml_gcn", "add_gcn", "splicemix")}  # as published
+        options = {"taught": {"deep_regions": False}, "csra": {"scale": 1.0}, **drawn}
+        assert config.model.head_options == options.get(str(method), {})
         assert str(data) in str(config.data.train)
         assert (config.data.hold, config.precision.compile) == ("auto", "auto")
         stated = tomllib.loads(recipe.path.read_text("utf-8"))

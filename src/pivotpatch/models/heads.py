@@ -28,11 +28,13 @@ class Head(nn.Module):
         project: the one that it has itself.
         per_label: how names of tensors end in which some dimensions, these, count the labels, beside `project.weight`,
             `project.bias`, `queries`, `words.vectors` and `graph.edges`.
+        advised: options that a run trains it with where nothing else is said, for the published ones spoil a backbone.
     """
 
     make_projection: Callable[[], nn.Module]
     project: nn.Module
     per_label: ClassVar[PerLabel] = {}
+    advised: ClassVar[Mapping[str, HeadOption]] = {}
 
     def set_projection(self, kind: Callable[..., nn.Module], *given: int, zero: bool = False, **options: Any) -> None:
         """Say of which kind a last step is, what it is made with, and whether its weights begin at zero."""
@@ -59,7 +61,10 @@ class Head(nn.Module):
 
 
 def _make_zero(make: Callable[[], nn.Module]) -> nn.Module:
-    """What `make` makes, its `last` weights zero: then no label is likelier than another before training."""
+    """What `make` makes, its `last` weights zero: drawn ones begin with errors, which training mends in the backbone.
+
+    Heads with layers of their own before the last step do not take part: these would learn nothing at first.
+    """
     made = make()
     for name in getattr(made, "last", ("weight", "bias")):
         nn.init.zeros_(getattr(made, name))
@@ -99,6 +104,8 @@ class LinearHead(Head):
 
 class MaxHead(LinearHead):
     """Global max pooling and one linear layer; the embedding is (B,D)."""
+
+    advised: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
 
     def embed(self, features: Tensor) -> Tensor:
         """Largest value (B,D) over the places of a feature map (B,D,h,w)."""
@@ -149,7 +156,6 @@ class Query2LabelHead(Head):
         attention_heads: int = 4,  # of each attention
         feedforward: int = 8192,  # inner width of the feed-forward part
         dropout: float = 0.1,  # of attention, feed-forward and their sums
-        zero: bool = False,  # begin with a last step of zeros
     ) -> None:
         super().__init__()
         self.width = features if width is None else width
@@ -164,7 +170,7 @@ class Query2LabelHead(Head):
         self.encoder = nn.ModuleList(layer(attend_self=True) for _ in range(encoder_layers))
         self.decoder = nn.ModuleList(decoder() for _ in range(decoder_layers))
         self.norm = nn.LayerNorm(self.width)
-        self.set_projection(GroupProjection, labels, queries=labels, width=self.width, zero=zero)
+        self.set_projection(GroupProjection, labels, queries=labels, width=self.width)
         for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
             if weights.dim() > 1:
                 nn.init.xavier_uniform_(weights)
@@ -237,7 +243,6 @@ class MLDecoderHead(Head):
         # Decode a region as far as the whole image. Else the embedding of a region is what its queries have
         # found there, before the feed-forward part, most of what a region costs
         deep_regions: bool = True,
-        zero: bool = False,  # begin with a last step of zeros
     ) -> None:
         super().__init__()
         groups = min(labels, 100 if groups is None else groups)
@@ -246,7 +251,7 @@ class MLDecoderHead(Head):
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
         self.register_buffer("queries", torch.randn(groups, width))
         self.queries: Tensor
-        self.set_projection(GroupProjection, labels, queries=groups, width=width, zero=zero)
+        self.set_projection(GroupProjection, labels, queries=groups, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""
@@ -293,7 +298,7 @@ class MLDecoderHead(Head):
         return layer.norm3(found + layer.dropout3(fed))
 
 
-HEADS: Mapping[str, Callable[..., Head]] = {
+HEADS: Mapping[str, type[Head]] = {
     "linear": LinearHead,
     "max": MaxHead,
     "query2label": Query2LabelHead,
@@ -304,7 +309,7 @@ HEADS: Mapping[str, Callable[..., Head]] = {
 def make_head(name: str, *, features: int, labels: int, options: Mapping[str, HeadOption] | None = None) -> Head:
     """A head by name; `options` are the keyword arguments of its class."""
     check_known(name, HEAD_NAMES, where="head", what="head")
-    make = HEADS.get(name) or _find_peer(name)
+    make = find_head(name)
     given = dict(options or {})
     with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
         made = make(features, labels, **given)
@@ -316,8 +321,10 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
     return made
 
 
-def _find_peer(name: str) -> Callable[..., Head]:
-    """The head of another system, imported when it is asked for: it is built on what this module holds."""
+def find_head(name: str) -> type[Head]:
+    """The class of a head; that of another system is built on what this module holds, and imported when asked for."""
+    if name in HEADS:
+        return HEADS[name]
     peer = import_module(f"pivotpatch.peers.{name}")
     kinds = (each for each in vars(peer).values() if isinstance(each, type) and issubclass(each, Head))
     return next(kind for kind in kinds if kind.__module__ == peer.__name__)

@@ -3,13 +3,14 @@
 First along a graph that is learned, then along one that is made of the image; what is assumed: docs/peers.md.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.models.heads import GroupProjection, Head, PerLabel
+from pivotpatch.models.heads import GroupProjection, Head, HeadOption, PerLabel
 
 SLOPE = 0.2
 
@@ -23,9 +24,16 @@ class ADDGCNHead(Head):
         "dynamic_edges.weight": (0,),
         "dynamic_edges.bias": (0,),
     }
+    advised: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
 
-    def __init__(self, features: int, labels: int, *, width: int = 1024) -> None:
-        """Build one for `features` channels, with label features of `width` numbers."""
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        width: int = 1024,  # numbers of a label's feature
+        zero: bool = False,  # begin with scores of zero
+    ) -> None:
         super().__init__()
         self.activation = nn.Conv2d(features, labels, 1, bias=False)
         self.enter = nn.Conv2d(features, width, 1)
@@ -35,7 +43,9 @@ class ADDGCNHead(Head):
         self.norm = LenientNorm(width)
         self.dynamic_edges = nn.Conv1d(2 * width, labels, 1)
         self.dynamic_weight = nn.Conv1d(width, width, 1)
-        self.set_projection(MeanProjection, labels, queries=labels, width=width)
+        self.set_projection(MeanProjection, labels, queries=labels, width=width, zero=zero)
+        if zero:
+            nn.init.zeros_(self.activation.weight)
 
     def embed(self, features: Tensor) -> Tensor:
         """Features and activations (B,L,W+1) of labels, of a feature map (B,D,h,w)."""

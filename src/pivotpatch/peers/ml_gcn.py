@@ -1,17 +1,21 @@
 """ML-GCN (Chen et al., CVPR 2019): two graph convolutions make the classifiers of labels from their word vectors."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.models.heads import Head, draw_uniform
+from pivotpatch.models.heads import Head, HeadOption, draw_uniform
 from pivotpatch.peers.label_priors import LabelGraph, WordVectors, find_conditionals
 
 
 class MLGCNHead(Head):
     """Max pooling and classifiers made by a graph; the embedding is (B,D). PAT-T has three pairs of convolutions."""
+
+    advised: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
 
     def __init__(
         self,

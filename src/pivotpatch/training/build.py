@@ -31,7 +31,7 @@ from pivotpatch.models.classifier import (
     load_relabelled,
 )
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.heads import LinearHead
+from pivotpatch.models.heads import LinearHead, find_head
 from pivotpatch.models.limits import WORDED
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -381,7 +381,8 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
             teach_vectors(trained, vectors)
         return trained
     vectors = _open_vectors(section, section.head, labels)
-    said = section.head_options if vectors is None else {"vector_width": vectors.shape[1], **section.head_options}
+    width = {} if vectors is None else {"vector_width": vectors.shape[1]}
+    said = {**find_head(section.head).advised, **width, **section.head_options}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
     kind = KINDS.get(task.kind, MultiLabelClassifier)
