@@ -248,20 +248,21 @@ def _check_finite(name: str, values: Tensor, where: str) -> None:
 def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Scores | None, tell: Tell | None) -> Scores:
     """The same scores in the order of a data set or of other scores, and with their truth."""
     other, paired, ends = "the other scores", like is not None, dict[str, str]()
+    tags = scores.given is not None and os.path.isabs(scores.pictures[0])  # noqa: PTH117 (as `predict` writes them)
     if like is None:
         assert records is not None
         if scores.labels != records.labels.names:
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, target, names = records.name, records.target(), tuple(records.names)
         like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
-        if scores.given is not None and isinstance(records.images, EmbeddedStore):
+        if tags and isinstance(records.images, EmbeddedStore):
             ends |= {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}
-        if scores.given is not None and isinstance(records.images, FileStore):
+        if tags and isinstance(records.images, FileStore):
             root = os.path.abspath(records.images.root)  # noqa: PTH100 (resolve() would follow links)
             ends |= {os.path.normpath(PurePath(root, name)): name for name in names}
             if tell is not None and not ends.keys() & set(scores.pictures):
                 tell(f"{where}: none of its images lies where {other} has them; the ends of their paths have to do")
-    if scores.given is not None:
+    if tags:
         scores = _name_as(scores, {name: name for name in like.pictures} | ends, where, other, tell)
     there = set(scores.pictures)
     missing = [name for name in like.pictures if name not in there]
