@@ -10,6 +10,7 @@ import torch
 from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures, make_plain
 from torch import Tensor
 
+from pivotpatch.accel.inference import quicken_inference
 from pivotpatch.core.patches import cut_patches
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import TorchEngine, open_engine
@@ -255,6 +256,16 @@ def test_a_model_that_is_given_stays_what_it_is() -> None:
         assert predictor.engine.model is not model  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=r"given a PatchInference; .* write Predictor\(TorchEngine\(it\)\)"):
         Predictor.load(PatchInference(make_plain()))
+
+
+def test_a_part_may_be_of_half_precision_under_autocast_as_a_folded_backbone_is_on_a_gpu() -> None:
+    model = make_network()
+    expected = ask(TorchEngine(model), pictures()).probs
+    backbone = quicken_inference(model.backbone, side=SIZE, device=torch.device("cuda"), dtype=torch.bfloat16)
+    model.backbone = backbone.to(torch.bfloat16) if next(backbone.parameters()).is_floating_point() else backbone
+    assert next(model.parameters()).dtype == torch.bfloat16
+    found = ask(TorchEngine(model, dtype=torch.bfloat16), pictures()).probs
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
 
 
 def test_threads_may_ask_a_model_in_training_mode() -> None:

@@ -180,6 +180,9 @@ def test_one_image_is_no_list_of_images(checkpoint: Path) -> None:
     for one in ("photo.jpg", Path("photo.jpg"), b"", Image.new("RGB", (4, 4)), PIXELS):
         with pytest.raises(InputError, match=r"it is given one image \(\w+\); give a list of images, or call"):
             next(predictor.predict(one))  # type: ignore[arg-type]
+    Image.fromarray(PIXELS).save(checkpoint.parent / "one.png")
+    paths = np.array([str(checkpoint.parent / "one.png")] * 2)  # as pandas holds them
+    assert [each.labels for each in predictor.predict(paths)] == [predictor.labels] * 2
     threshold = predictor(PIXELS).thresholds[0]
     assert predictor(PIXELS, threshold=threshold).thresholds[1] == threshold  # a number of numpy
 

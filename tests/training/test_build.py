@@ -175,10 +175,19 @@ def test_a_checkpoint_decides_how_patches_are_cut_where_nothing_is_said(tmp_path
         f"patches are those of {tmp_path / 'first'}, task.grid=3 task.source_size=48 task.lam=0.5; give others to "
         "change that"
     ]
+    for asked in (["task.regions=true"], ["task.kind=patch_only", "task.grid=2"]):  # which no source_size, no regions
+        make_model(settle_start(load_config(None, [start, *asked])), LABELS)
+    save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32, regions=True), tmp_path / "regions")
+    regions, told[1:] = f"model.start_from={tmp_path / 'regions'}", []
+    for asked, kept in (([], True), (["task.source_size=48"], False), (["task.kind=patch_only"], False)):
+        built: Any = make_model(settle_start(load_config(None, [regions, *asked])), LABELS)
+        assert built.regions == kept
     path = tmp_path / "config.toml"
     path.write_text(dump_config(config))
     assert settle_start(load_config(path)) == config  # as a run that is resumed
-    with pytest.raises(InputError, match=r"model.head: is 'max', but .*first decides it; leave it out"):
+    with pytest.raises(
+        InputError, match=r"model.head: is 'max', but .*first decides it; leave it out, or write model.head=linear"
+    ):
         settle_start(load_config(None, [start, "model.head=max"]))
 
 

@@ -297,7 +297,9 @@ def test_a_run_whose_table_has_changed_holds_out_other_images(tmp_path: Path) ->
     swapped = text.replace("0003.png,blue", "0003.png,red").replace("0004.png,red", "0004.png,blue")
     table.write_text(swapped)  # as many images and labels
     assert {*open_training_records(config).val.names} != {*began.val.names}  # type: ignore[union-attr]
-    with pytest.raises(InputError, match="other images would be held out than when the run began"):
+    with pytest.raises(
+        InputError, match=r"it has changed, so that others would choose the model than those that the run began"
+    ):
         resume(out)
     with pytest.raises(InputError, match=r"has changed since .*run began, .*; give back what it was"):
         open_run_records(out, config)

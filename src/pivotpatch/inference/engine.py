@@ -76,9 +76,10 @@ class TorchEngine:
             wrong = "the model was trained on patches alone, for the study of scale, and does not see the whole image"
             raise InputError("TorchEngine", wrong, "give one that was trained by another task")
         patching = model.patching
-        if (dtype_of := next(classifier.parameters()).dtype) != torch.float32:
+        held = next(classifier.parameters()).dtype  # under autocast parts of a model may be of half precision
+        if dtype == torch.float32 and held != torch.float32:
             todo = "keep it in float32 (model.float()), and give dtype= for autocast"
-            raise InputError("TorchEngine", f"the model's weights are {dtype_of}", todo)
+            raise InputError("TorchEngine", f"the model's weights are {held}", todo)
         fitted, thresholds = classifier.calibration, classifier.thresholds
         if isinstance(model, PatchInference) and (fitted is None or fitted.kind != "tde"):
             fitted = thresholds = None

@@ -172,7 +172,7 @@ class Predictor:
             threshold: as in `__call__`.
             skip: yield the error of an image that cannot be read in its place.
         """
-        if isinstance(pictures, str | bytes | os.PathLike | Image.Image) or getattr(pictures, "ndim", 4) < 4:
+        if isinstance(pictures, str | bytes | os.PathLike | Image.Image) or getattr(pictures, "ndim", 0) in (2, 3):
             wrong = f"it is given one image ({type(pictures).__name__})"
             raise InputError("Predictor.predict", wrong, "give a list of images, or call predictor(image)")
         named = ((f"images[{place}]", _keep(picture)) for place, picture in enumerate(pictures))

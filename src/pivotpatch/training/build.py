@@ -271,7 +271,7 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
             wrong = "no image has any of the labels, so nothing can be ranked"
             faults.append(InputError(each.name, wrong, "give others"))
     if train is not None:
-        if val is None and config.evaluation.patience is not None:
+        if val is None and not data.val_fraction and config.evaluation.patience is not None:
             todo = "give data.val or data.val_fraction, or leave it out"
             faults.append(InputError("evaluation.patience", "there are no validation images to judge by", todo))
         counts, names = train.count_labels(), train.labels.names
@@ -411,7 +411,11 @@ def settle_start(config: RunConfig, *, tell: Tell = ignore) -> RunConfig:
     update: dict[str, Any] = {"model": section.model_copy(update=asdict(model.architecture))}
     if isinstance(model, PatchClassifier) and task.kind in ("patch", "patch_only"):
         cut = {**asdict(model.patching), "regions": model.regions, "closer_size": task.closer_size}
-        kept = {name: value for name, value in cut.items() if name not in task.model_fields_set}
+        # Regions are cut from the feature map, and not seen alone: what is said against them takes them back, too.
+        views, asked = {"source_size", "patch_size"}, task.model_fields_set
+        left = asked | (views if "regions" in asked else set())
+        left |= {"regions"} if task.kind == "patch_only" or views & asked else set()
+        kept = {name: value for name, value in cut.items() if name not in left}
         update["task"] = task.model_copy(update=kept)
         said = [f"task.{name}={value}" for name, value in kept.items() if value != getattr(task, name)]
         if said:
@@ -424,7 +428,10 @@ def _check_said(section: ModelSection, model: Classifier) -> None:
     said = section.model_dump(exclude={"start_from", "pretrained", "frozen", "vectors"}, exclude_defaults=True)
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:
-            todo = f"leave it out, or write model.{name}= after a recipe that says it"
+            default = ModelSection.model_fields[name].default
+            todo = (
+                f"leave it out, or write model.{name}={'' if default is None else default} after a recipe that says it"
+            )
             raise InputError(f"model.{name}", f"is {value!r}, but {section.start_from} decides it", todo)
 
 

@@ -47,7 +47,9 @@ def _check_folds(count: int) -> int:
 
 
 def _list_names(value: Any) -> Any:
-    each = value if isinstance(value, list | tuple) else [value]
+    each = (value,) if isinstance(value, str | int) else value
+    if not isinstance(each, list | tuple):
+        return each
     return tuple(str(name) if type(name) is int else name for name in each)  # labels may be numbers
 
 

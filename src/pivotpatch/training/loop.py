@@ -157,8 +157,9 @@ def _check_images(run: Run, state: RunState) -> None:
         wrong, todo = f"there are {told[0]}, the run began with {told[1]}", "give back what it was, or start anew"
         raise InputError(run.records.name, wrong, todo)
     if state.held_out not in ("", digest_images(run.val)):
-        wrong = "other images would be held out than when the run began, for the images have changed"
-        raise InputError(run.records.name, wrong, "give back what there was, or start anew")
+        wrong = "it has changed, so that others would choose the model than those that the run began with"
+        where = run.records.name if run.val is None else run.val.name
+        raise InputError(where, wrong, "give back what there was, or start anew")
 
 
 @dataclass
