@@ -67,11 +67,11 @@ def write_scores(scores: Scores, path: str | Path) -> None:
     check_pictures(scores.pictures, str(path))
     LabelSpace(scores.labels)
     held = {**scores.logits, **{name: each for name in _PATCHES if (each := getattr(scores, name)) is not None}}
-    tensors = {name: each if each.dtype == torch.float64 else each.float() for name, each in held.items()}
-    for name, tensor in tensors.items():
-        _check_finite(name, tensor, str(path))
     # Unknown is -1, so that the target needs a byte each.
-    tensors |= {_TARGET: scores.target.nan_to_num(-1).to(torch.int8)}
+    tensors = {_TARGET: scores.target.nan_to_num(-1).to(torch.int8)}
+    for name, tensor in held.items():
+        _check_finite(name, tensor, str(path))
+        tensors[name] = tensor if tensor.dtype == torch.float64 else tensor.float()
     tensors |= {} if scores.given is None else {_GIVEN: scores.given.to(torch.int8)}
     columns: dict[str, Any] = {_PICTURE: pa.array(map(str, scores.pictures), pa.string())}
     widest = 1
