@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -98,8 +99,10 @@ async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> tu
         return b"".join([chunk async for chunk in body]), None
     try:
         form = await _FormInMemory(request.headers, body, max_files=8, max_fields=8).parse()
-    except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
-        reason = getattr(error, "message", "Unknown charset.").rstrip(".")
+    # FormParserError comes from older versions of Starlette, UnicodeError from a strange charset.
+    except (MultiPartException, FormParserError, UnicodeError) as error:
+        reason = "Unknown charset" if isinstance(error, UnicodeError) else "Invalid multipart data"
+        reason = getattr(error, "message", reason).rstrip(".")
         raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image", _CLOSE) from None
     try:
         images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
