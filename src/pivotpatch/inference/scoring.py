@@ -110,8 +110,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             users, training = _USED.pop(model)
             if users > 1:
                 _USED[model] = users - 1, training
-            for part in training if users == 1 else ():
-                part.training = True
+            else:
+                for part in training:
+                    part.training = True
 
 
 def score_pictures(
