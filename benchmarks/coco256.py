@@ -75,6 +75,7 @@ METHODS = {
     "svm": [*ASL, *SVM],
     "svm_pat": [*PAT, *SVM],
     "region": [*PAT, "task.regions=true"],
+    "region_csra": [*PAT, "task.regions=true", "model.head=csra"],
     # Queries attend once to the whole map and once to each region, by the same keys; +deep decodes regions further.
     "region_mldec": [*PAT, "task.regions=true", "model.head=ml_decoder", "model.head_options={deep_regions=false}"],
 }
@@ -109,9 +110,7 @@ CHANGES = {
     "small160": ["task.patch_size=160"],
     "closer320": ["task.closer_size=320"],
     "closer352": ["task.closer_size=352"],
-    "zero": ["model.head_options.zero=true"],  # the last step begins at zero, as that of max, mlgcn and addgcn does
-    "drawn": ["model.head_options.zero=false"],  # as all runs up to eb38c45 were
-    "scale1": ["model.head_options.scale=1.0"],  # CSRA's up to eb38c45
+    "drawn": ["model.first_logits=published"],  # of heads whose first logits are small, as all runs up to eb38c45 were
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
     "torchvision": ["augment.randaugment=torchvision"],

@@ -8,8 +8,8 @@
 mAP comes from the runs of `coco256.py` (test images, mean of the seeds); nothing is trained here. A cost
 is the time of an image beside that of a plain pass at 224 pixels in the same run; all models take turns and the median
 counts. Weights are drawn, for they do not change the time. Regions of a feature map cost what their plain model costs,
-but for 0.4 % more arithmetic; with ML-Decoder they are timed. A * in the table: trained with torchvision's RandAugment
-only.
+but for 0.4 % more arithmetic; with ML-Decoder they are timed. In the table, * is for models that were trained with
+torchvision's RandAugment only, and + for those whose head was only trained as drawn (`+drawn`).
 """
 
 import argparse
@@ -30,17 +30,18 @@ LABELS = tuple(f"label {number}" for number in range(80))
 HEADS = {"asl": "linear", "max_asl": "max", "mldec_asl": "ml_decoder", "q2l_asl": "query2label"}
 CURVES = {"asl": "plain", "max_asl": "max pooling", "mldec_asl": "ML-Decoder", "q2l_asl": "Query2Label"}
 HEADS |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
-CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
+CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS} | {"csra_asl": "CSRA"}
 PATCHES = {"pat": "PAT-T", "native": "PAT-T, native"}
 PATCHES |= {method.replace("_asl", "_pat"): f"{name}, PAT-T" for method, name in CURVES.items() if "_" in method}
 PATCHES |= {method.replace("_pat", "_native"): f"{name}, native" for method, name in PATCHES.items() if "_" in method}
 # Systems that are no heads, by the runs that count: how they look at an image, "" as a plain model does.
 LOOKS = {("mcar_asl", "flip"): ("mcar", "crops"), ("hcp_asl", "flip", "5"): ("hcp", "windows")}
 LOOKS |= {("cpsd_asl", "flip", "groups2", "10"): ("cpsd", "")}
-OTHERS = {NAMES.get(peer, peer) for peer in PEERS} | {name for name, _ in LOOKS.values()}
+OTHERS = {NAMES.get(peer, peer) for peer in PEERS} | {"max pooling"} | {name for name, _ in LOOKS.values()}
 LOWEST = 60  # mAP of another system that is drawn
 STYLES = {
     "plain": "o-",
+    "CSRA": "p-",
     "ML-Decoder": "s-",
     "ML-Decoder, taught": "*-",
     "regions": "^-",
@@ -72,7 +73,7 @@ class Point(NamedTuple):
     cost: Cost
     mean: float
     seeds: int
-    published: bool  # whether it was trained with the published RandAugment
+    marks: str  # what sets its training apart, see above
 
 
 def main() -> None:
@@ -96,36 +97,40 @@ def main() -> None:
 
 
 def read_points() -> Iterator[Point]:
-    """All models that were judged on the test images; those with the published RandAugment where there are both."""
-    found: dict[tuple[str, int, Cost], dict[bool, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for folder, published in (("coco256_torchvision", False), ("coco256", True)):
+    """All models that were judged on the test images, of several trainings of one the one with the fewest marks."""
+    found: dict[tuple[str, int, Cost], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for folder, star in (("coco256_torchvision", " *"), ("coco256", "")):
         for path in sorted((RESULTS / folder).glob("test-*.json")):
             run = json.loads(path.read_text("utf-8"))
             name, _, rest = run["run"].partition("-")
             method, *changes = rest.split("+")
             size, given = int(name), run["mAP"]
+            marks = star
+            if changes[-1:] == ["drawn"]:
+                marks += " +"
+                changes.pop()
             if changes == ["flip"] and method in HEADS:
-                found[CURVES[method], size, Cost(HEADS[method], size, False)][published].append(given["image"])
+                found[CURVES[method], size, Cost(HEADS[method], size, False)][marks].append(given["image"])
                 native = "PAT-I native tde lam 0.5"
                 value = given.get(native, given["PAT-I tde lam 0.5"])
                 called = "PAT-I" if method == "asl" else f"{CURVES[method]}, PAT-I"
-                found[called, size, Cost(HEADS[method], size, True)][published].append(value)
+                found[called, size, Cost(HEADS[method], size, True)][marks].append(value)
             elif (method, *changes) in LOOKS:
                 curve, look = LOOKS[method, *changes]
-                found[curve, size, Cost("linear", size, False, look=look)][published].append(given["image"])
+                found[curve, size, Cost("linear", size, False, look=look)][marks].append(given["image"])
             elif changes == ["flip"] and method in PATCHES:
                 cost = Cost(HEADS[f"{method.partition('_')[0]}_asl"] if "_" in method else "linear", size, True)
-                found[PATCHES[method], size, cost][published].append(given["tde lam 1"])
+                found[PATCHES[method], size, cost][marks].append(given["tde lam 1"])
             elif changes == ["flip", "grid7"] and method == "region":
-                found["regions", size, Cost("linear", size, False)][published].append(given["tde lam 1"])
+                found["regions", size, Cost("linear", size, False)][marks].append(given["tde lam 1"])
             elif method == "region_mldec" and changes in (["flip"], ["flip", "grid3"], ["flip", "taught"]):
                 grid = 3 if "grid3" in changes else 2
                 curve = "ML-Decoder, taught" if "taught" in changes else f"ML-Decoder, {grid} x {grid} regions"
                 cost = Cost("ml_decoder", size, False, grid)
-                found[curve, size, cost][published].append(given["tde lam 1"])
+                found[curve, size, cost][marks].append(given["tde lam 1"])
     for (curve, size, cost), by_kind in found.items():
-        kept = by_kind.get(True) or by_kind[False]
-        yield Point(curve, size, cost, statistics.mean(kept), len(kept), bool(by_kind.get(True)))
+        marks = min(by_kind, key=lambda marks: ("+" in marks, "*" in marks))
+        yield Point(curve, size, cost, statistics.mean(by_kind[marks]), len(by_kind[marks]), marks)
 
 
 def find_times(device: str) -> Path:
@@ -217,8 +222,7 @@ def show(points: list[Point]) -> None:
         found = [each["costs"].get(str(point.cost)) for each in timed.values()]
         cells = ["" if each is None else f"{each['cost']:.2f}" for each in found]
         flops = next((f"{each['flops']:.2f}" for each in found if each is not None), "")
-        star = "" if point.published else " *"
-        row = (f"{point.curve}{star}", str(point.size), f"{point.mean:.1f}", str(point.seeds), *cells, flops)
+        row = (f"{point.curve}{point.marks}", str(point.size), f"{point.mean:.1f}", str(point.seeds), *cells, flops)
         print(f"| {' | '.join(row)} |")
     if not timed:
         return

@@ -1,10 +1,12 @@
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
 from reference.published import State, query2label
+from safetensors.torch import save_file
 from torch import nn
 
 from pivotpatch.errors import InputError
@@ -94,10 +96,11 @@ def test_shallow_regions_end_before_the_feed_forward_part() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "max", "ml_gcn", "add_gcn", "csra"])
-def test_a_run_may_begin_with_no_opinion_and_learns_from_there(name: str) -> None:
-    asked = ["model.head_options.zero=true"] if name == "linear" else []  # which a run advises for the others
+def test_a_run_may_begin_with_no_opinion_and_learns_from_there(name: str, tmp_path: Path) -> None:
     built = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=32", f"model.head={name}"]
-    model: Any = make_model(load_config(None, [*built, *asked]), ("a", "b", "c"))
+    drawn: Any = make_model(load_config(None, built), ("a", "b", "c"))  # whose backbone is new
+    assert drawn.architecture.head_options == {}
+    model: Any = make_model(load_config(None, [*built, "model.first_logits=small"]), ("a", "b", "c"))
     images = torch.rand(2, 3, 32, 32)
     logits = model(images)
     sizes = torch.stack([logits.image_logits, logits.pooled_logits]).abs()
@@ -106,7 +109,7 @@ def test_a_run_may_begin_with_no_opinion_and_learns_from_there(name: str) -> Non
     else:
         assert not sizes.any()
         torch.testing.assert_close(logits.weights, torch.full_like(logits.weights, 0.25))
-    optimiser, before = torch.optim.SGD(model.parameters(), lr=0.1), deepcopy(model.backbone.state_dict())
+    optimiser, before = torch.optim.SGD(model.parameters(), lr=1e-3), deepcopy(model.backbone.state_dict())
     for _ in range(2):  # the first step reaches the last step alone, the second all that lies before it
         logits = model(images)
         optimiser.zero_grad()
@@ -114,3 +117,8 @@ def test_a_run_may_begin_with_no_opinion_and_learns_from_there(name: str) -> Non
         optimiser.step()
     assert any(not torch.equal(before[n], w) for n, w in model.backbone.named_parameters())
     assert model(images).image_logits.any()
+    save_file(drawn.backbone.network.state_dict(), tmp_path / "learned.safetensors")
+    config = load_config(None, [*built, f"model.weights={tmp_path / 'learned.safetensors'}"])
+    assert make_model(config, ("a", "b", "c")).architecture == model.architecture
+    published = config.model_copy(update={"model": config.model.model_copy(update={"first_logits": "published"})})
+    assert make_model(published, ("a", "b", "c")).architecture == drawn.architecture

@@ -28,13 +28,14 @@ class Head(nn.Module):
         project: the one that it has itself.
         per_label: how names of tensors end in which some dimensions, these, count the labels, beside `project.weight`,
             `project.bias`, `queries`, `words.vectors` and `graph.edges`.
-        advised: options that a run trains it with where nothing else is said, for the published ones spoil a backbone.
+        small: options that make its first logits small (`model.first_logits`): large ones are errors, which training
+            mends in a trained backbone, too.
     """
 
     make_projection: Callable[[], nn.Module]
     project: nn.Module
     per_label: ClassVar[PerLabel] = {}
-    advised: ClassVar[Mapping[str, HeadOption]] = {}
+    small: ClassVar[Mapping[str, HeadOption]] = {}
 
     def set_projection(self, kind: Callable[..., nn.Module], *given: int, zero: bool = False, **options: Any) -> None:
         """Say of which kind a last step is, what it is made with, and whether its weights begin at zero."""
@@ -61,10 +62,7 @@ class Head(nn.Module):
 
 
 def _make_zero(make: Callable[[], nn.Module]) -> nn.Module:
-    """What `make` makes, its `last` weights zero: drawn ones begin with errors, which training mends in the backbone.
-
-    Heads with layers of their own before the last step do not take part: these would learn nothing at first.
-    """
+    """What `make` makes, its `last` weights zero; not for heads with layers of their own, which would not learn."""
     made = make()
     for name in getattr(made, "last", ("weight", "bias")):
         nn.init.zeros_(getattr(made, name))
@@ -87,6 +85,8 @@ def project_embedding(project: nn.Module, embedding: Tensor) -> Tensor:
 class LinearHead(Head):
     """Global average pooling and one linear layer; the embedding is (B,D)."""
 
+    small: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
+
     def __init__(
         self,
         features: int,
@@ -104,8 +104,6 @@ class LinearHead(Head):
 
 class MaxHead(LinearHead):
     """Global max pooling and one linear layer; the embedding is (B,D)."""
-
-    advised: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
 
     def embed(self, features: Tensor) -> Tensor:
         """Largest value (B,D) over the places of a feature map (B,D,h,w)."""

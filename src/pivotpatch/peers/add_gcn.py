@@ -24,7 +24,7 @@ class ADDGCNHead(Head):
         "dynamic_edges.weight": (0,),
         "dynamic_edges.bias": (0,),
     }
-    advised: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
+    small: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ SHARPNESS: dict[int, tuple[float, ...]] = {
 class CSRAHead(Head):
     """Residual attention; the embedding is the feature map's places (B,D,N), so PAT-T triples all of its weights."""
 
-    advised: ClassVar[Mapping[str, HeadOption]] = {"scale": 0.1}  # filters of length 1 cannot begin at zero
+    small: ClassVar[Mapping[str, HeadOption]] = {"scale": 0.1}  # filters of length 1 cannot begin at zero
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from pivotpatch.peers.label_priors import LabelGraph, WordVectors, find_conditio
 class MLGCNHead(Head):
     """Max pooling and classifiers made by a graph; the embedding is (B,D). PAT-T has three pairs of convolutions."""
 
-    advised: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
+    small: ClassVar[Mapping[str, HeadOption]] = {"zero": True}
 
     def __init__(
         self,

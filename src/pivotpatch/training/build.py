@@ -382,7 +382,9 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
         return trained
     vectors = _open_vectors(section, section.head, labels)
     width = {} if vectors is None else {"vector_width": vectors.shape[1]}
-    said = {**find_head(section.head).advised, **width, **section.head_options}
+    learned = section.pretrained or section.weights is not None
+    small = section.first_logits == "small" or (section.first_logits == "auto" and learned)
+    said = {**(find_head(section.head).small if small else {}), **width, **section.head_options}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
     kind = KINDS.get(task.kind, MultiLabelClassifier)
@@ -425,7 +427,9 @@ def settle_start(config: RunConfig, *, tell: Tell = ignore) -> RunConfig:
 
 def _check_said(section: ModelSection, model: Classifier) -> None:
     """Refuse what a checkpoint decides, where it is not the default, which takes back what a recipe says."""
-    said = section.model_dump(exclude={"start_from", "pretrained", "frozen", "vectors"}, exclude_defaults=True)
+    said = section.model_dump(
+        exclude={"start_from", "pretrained", "frozen", "vectors", "first_logits"}, exclude_defaults=True
+    )
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:
             default = ModelSection.model_fields[name].default

@@ -94,6 +94,9 @@ class ModelSection(Section):
     )
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, bool | int | float] = Field({}, description="arguments of the head")
+    first_logits: Literal["auto", "small", "published"] = Field(
+        "auto", description="of a new head: small or as published; auto: small where the backbone has learned something"
+    )
     vectors: str | None = Field(None, description="text file of word vectors for heads that use them; else random ones")
 
 
