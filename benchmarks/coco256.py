@@ -266,8 +266,8 @@ def judge(
     from pivotpatch.core.metrics import average_precision
     from pivotpatch.data.address import open_records
     from pivotpatch.inference.score_file import write_scores
-    from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
+    from pivotpatch.training.images import open_training_records
 
     accelerator = Accelerator()
     model = load_checkpoint(checkpoint).to(accelerator.device)

@@ -16,8 +16,8 @@ from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import hold_images
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.views import make_views
-from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
+from pivotpatch.training.model import make_model
 from pivotpatch.training.task import make_loss
 
 RESULT = Path(__file__).parent / "results" / "first_step.json"

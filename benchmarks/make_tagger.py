@@ -42,8 +42,8 @@ def main() -> None:
 
 def write_held_out(address: str, share: str, folder: Path) -> None:
     """Write the images that `data.val_fraction` holds out, as files and a table of their labels."""
-    from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
+    from pivotpatch.training.images import open_training_records
 
     held = open_training_records(load_config(None, [f"data.train={address}", f"data.val_fraction={share}"])).val
     assert held is not None

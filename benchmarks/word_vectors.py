@@ -26,8 +26,8 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.peers.label_priors import read_vectors
 from pivotpatch.peers.ml_gcn import MLGCNHead
-from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
+from pivotpatch.training.model import make_model
 
 RESULT = Path(__file__).parent / "results" / "word_vectors.json"
 KINDS = ("linear", "random", "given", "shuffled")

@@ -16,8 +16,9 @@ from run_process import WorkProcess
 from pivotpatch.cli.main import main
 from pivotpatch.data.loading import Batch
 from pivotpatch.inference.scoring import score_pictures
-from pivotpatch.training.build import Run, build_run, open_loader
+from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig
+from pivotpatch.training.images import open_loader
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.step import compute_gradients, take_step
 

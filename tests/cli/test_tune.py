@@ -19,9 +19,9 @@ from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.values import Patching
-from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.images import open_training_records
 from pivotpatch.tuning.tune import tune_scores
 
 TRAINED = "images are among those that the run was trained on"

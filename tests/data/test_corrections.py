@@ -11,8 +11,8 @@ from pivotpatch.data.address import open_records
 from pivotpatch.data.corrections import apply_corrections
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
-from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
+from pivotpatch.training.images import open_training_records
 
 LABELS = ("cat", "dog", "eel", "fox")
 State = dict[str, dict[str, float]]

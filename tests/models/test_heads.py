@@ -18,8 +18,8 @@ from pivotpatch.models.heads import (
 )
 from pivotpatch.models.weights import rename_published
 from pivotpatch.runtime.values import patch_boxes
-from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
+from pivotpatch.training.model import make_model
 
 
 @pytest.mark.parametrize("name", ["linear", "max"])

@@ -13,9 +13,10 @@ from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.values import Adaptive, Calibration, Patching
-from pivotpatch.training.build import make_model, open_data, open_training_records, settle_start
 from pivotpatch.training.config import dump_config, load_config
+from pivotpatch.training.images import open_data, open_training_records
 from pivotpatch.training.loop import fit
+from pivotpatch.training.model import make_model, settle_start
 
 LABELS = ("cat", "dog")
 NEW_LABELS = ("lamp", "dog", "sofa")

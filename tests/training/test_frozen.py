@@ -23,10 +23,11 @@ from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.process import ignore
 from pivotpatch.runtime.values import Patching
 from pivotpatch.training import fit, load_config, resume
-from pivotpatch.training.build import Run, build_run, choose_frozen
+from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.dry_run import try_run
 from pivotpatch.training.features import FOLDER, Embedder, Features, Ordinary, find_ordinary, read_features
+from pivotpatch.training.model import choose_frozen
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.task import Kept, PatchTask, make_loss, make_task
 

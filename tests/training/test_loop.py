@@ -11,8 +11,9 @@ from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import fit, resume
-from pivotpatch.training.build import Run, build_run, open_training_records
+from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.folder import RunFolder, RunState
+from pivotpatch.training.images import open_training_records
 from pivotpatch.training.loop import sum_up_steps
 from pivotpatch.training.processes import make_accelerator
 

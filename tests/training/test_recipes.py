@@ -11,7 +11,6 @@ from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
 from pivotpatch.models.backbone import get_config
 from pivotpatch.models.limits import PEERS
-from pivotpatch.training.build import make_model
 from pivotpatch.training.config import (
     EmaSection,
     OptimiserSection,
@@ -21,6 +20,7 @@ from pivotpatch.training.config import (
     list_recipes,
     load_config,
 )
+from pivotpatch.training.model import make_model
 
 ROOT = Path(__file__).parents[2]
 EVERY_RECIPE = list_recipes()

@@ -32,9 +32,10 @@ from torch import nn
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint
 from pivotpatch.training import fit, resume
-from pivotpatch.training.build import build_run, open_training_records
+from pivotpatch.training.build import build_run
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, open_run_records
+from pivotpatch.training.images import open_training_records
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.step import restore_training
 

@@ -23,9 +23,9 @@ from pivotpatch.models.open import find_bundled, find_checkpoint, open_model, op
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.checks import BUNDLED, is_named
 from pivotpatch.runtime.files import read_names
-from pivotpatch.training.build import open_loader, open_training_records
 from pivotpatch.training.config import RunConfig, find_recipe, list_recipes, load_config
 from pivotpatch.training.folder import CONFIG, open_run_records
+from pivotpatch.training.images import open_loader, open_training_records
 from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
 
 POLICIES = ("fixed", "best-fixed", "top", "prior", "target", "fitted")

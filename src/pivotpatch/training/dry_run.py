@@ -15,10 +15,12 @@ from pivotpatch.data.records import Tell
 from pivotpatch.inference.embedding import AT_ONCE
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.process import ignore
-from pivotpatch.training.build import Run, build_run, none_read, settle_start
+from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.features import Features
 from pivotpatch.training.gain import score_unseen, tune_folds
+from pivotpatch.training.images import none_read
+from pivotpatch.training.model import settle_start
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import compile_run, take_step, time_again, time_step
 from pivotpatch.training.task import make_task

@@ -26,8 +26,8 @@ from pivotpatch.data.check import digest_images
 from pivotpatch.errors import InputError, explaining
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
-from pivotpatch.training.build import RunRecords, open_training_records
 from pivotpatch.training.config import RunConfig, dump_config, load_config
+from pivotpatch.training.images import RunRecords, open_training_records
 from pivotpatch.writing import explain_disk_faults, flush, holding, replacing, replacing_folder
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.toml", "environment.json", "log.jsonl", "metrics.json"

@@ -16,8 +16,10 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import evaluating, score_pictures
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.process import Progress
-from pivotpatch.training.build import Run, open_loader, open_start
+from pivotpatch.training.build import Run
 from pivotpatch.training.features import Features, read_features
+from pivotpatch.training.images import open_loader
+from pivotpatch.training.model import open_start
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
 SHARES = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)

@@ -23,21 +23,14 @@ from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
 from pivotpatch.peers.cpsd import divide_labels
 from pivotpatch.process import Progress, StopSignals, ignore
-from pivotpatch.training.build import (
-    Run,
-    build_run,
-    choose_frozen,
-    make_model,
-    none_read,
-    open_loader,
-    open_training_records,
-    settle_start,
-)
+from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import DistilSection, RunConfig, load_config, settle_config
 from pivotpatch.training.dry_run import tell_full_time
 from pivotpatch.training.features import FOLDER, Features
 from pivotpatch.training.folder import CONFIG, RunFolder, RunState
 from pivotpatch.training.gain import keep_known, measure_gain, score_loader, score_unseen, tune_folds
+from pivotpatch.training.images import none_read, open_loader, open_training_records
+from pivotpatch.training.model import choose_frozen, make_model, settle_start
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
 from pivotpatch.training.task import check_extras
