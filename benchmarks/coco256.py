@@ -110,7 +110,7 @@ CHANGES = {
     "small160": ["task.patch_size=160"],
     "closer320": ["task.closer_size=320"],
     "closer352": ["task.closer_size=352"],
-    "drawn": ["model.first_logits=published"],  # of heads whose first logits are small, as all runs up to eb38c45 were
+    "drawn": ["model.first_logits=published"],  # weights of a new head at random, as in all runs up to eb38c45
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
     "torchvision": ["augment.randaugment=torchvision"],
@@ -242,11 +242,12 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
 
 
 def list_own(method: str) -> list[str]:
-    """The settings of a system's recipe: loss, optimiser, schedule, average, augmentation and images per step."""
+    """The settings of a system's recipe: first logits, loss, optimiser, schedule, average, augmentation, batch size."""
     from pivotpatch.training.config import find_recipe
 
     stated = tomllib.loads(find_recipe(OWN[method.partition("_")[0]]).read_text("utf-8"))
     changes = [f"train.batch_size={stated['train']['batch_size']}"] if "batch_size" in stated.get("train", {}) else []
+    changes += [f"model.first_logits={stated['model'].get('first_logits', 'auto')}"]
     for section in ("loss", "optimiser", "schedule", "ema", "augment"):
         changes += [f"{section}.{key}={json.dumps(value)}" for key, value in stated.get(section, {}).items()]
     return changes

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from coco256 import COMMON, METHODS, SIZES
+from coco256 import CHANGES, COMMON, METHODS, SIZES
 from recording import describe_machine, write_json
 
 from pivotpatch.data.address import open_records
@@ -44,7 +44,8 @@ def main() -> None:
 def measure(run: str, args: argparse.Namespace) -> dict[str, float]:
     """Mean size of a new head's logits, how far one step moves them on average, and the loss per image before it."""
     records = open_records(f"{args.data}@train")
-    config = load_config(None, [*COMMON, *SIZES["224"], *METHODS[run], f"model.weights={args.weights}"])
+    changes = [*COMMON, *SIZES["224"], *METHODS[run], *CHANGES["drawn"], f"model.weights={args.weights}"]
+    config = load_config(None, changes)
     torch.manual_seed(0)
     model = make_model(config, records.labels.names).eval()
     assert isinstance(model, MultiLabelClassifier)

@@ -62,7 +62,7 @@ class Head(nn.Module):
 
 
 def _make_zero(make: Callable[[], nn.Module]) -> nn.Module:
-    """What `make` makes, its `last` weights zero; not for heads with layers of their own, which would not learn."""
+    """What `make` makes, its `last` weights zero; not for decoders, whose layers would learn nothing at first."""
     made = make()
     for name in getattr(made, "last", ("weight", "bias")):
         nn.init.zeros_(getattr(made, name))

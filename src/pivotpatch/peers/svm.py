@@ -1,10 +1,13 @@
 """After VGG + SVM (Simonyan and Zisserman, ICLR 2015): a linear machine for each label; see docs/peers.md."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.models.heads import LinearHead
+from pivotpatch.models.heads import HeadOption, LinearHead
 
 SCALE = 10.0
 """Length of what is judged: with 1, weights would have to grow for long before margins are 1 wide."""
@@ -12,6 +15,8 @@ SCALE = 10.0
 
 class SVMHead(LinearHead):
     """Global average pooling to one length and a linear layer; the embedding is (B,D)."""
+
+    small: ClassVar[Mapping[str, HeadOption]] = {}  # its backbone is frozen, so that errors cannot spoil it
 
     def embed(self, features: Tensor) -> Tensor:
         """Mean (B,D) over the places of a feature map (B,D,h,w), of length `SCALE`."""
