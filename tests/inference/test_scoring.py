@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional as TF
+from torch.nn import functional as F
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import Loader, make_loader
@@ -49,8 +49,8 @@ def read_pictures(table: Path, size: int) -> Tensor:
 
 
 def resize(image: Tensor) -> Tensor:
-    resized: Tensor = TF.resize(image, [SIZE, SIZE], antialias=True)
-    return resized
+    # Not torchvision's: its version and the CPU decide whether that rounds once, or rows and columns each as this does.
+    return F.interpolate(image, size=(SIZE, SIZE), mode="bilinear", antialias=True)
 
 
 def cut(image: Tensor, *, grid: int, overlap: float) -> Tensor:

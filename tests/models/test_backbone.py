@@ -13,6 +13,7 @@ from timm.layers import DropPath
 from torch import Tensor
 
 from pivotpatch import MultiLabelClassifier
+from pivotpatch.data.loading import resize_quickly
 from pivotpatch.errors import InputError
 from pivotpatch.models.backbone import Backbone, Cvt, Preprocessing
 from pivotpatch.models.classifier import Architecture
@@ -131,6 +132,14 @@ def test_a_picture_is_squashed_scaled_and_normalised() -> None:
     for given in (pixels, torch.stack([pixels, pixels])):
         bicubic = Preprocessing(16, interpolation="bicubic")
         torch.testing.assert_close(bicubic(given).reshape(-1, 3, 16, 16)[-1], bicubic(PICTURE))
+
+
+def test_bytes_are_rounded_as_by_the_loader_on_every_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's resize does not, without AVX2 and, before 0.24, with AVX512."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    pixels = np.asarray(PICTURE)
+    ready = Preprocessing(16, mean=(0.0,) * 3, std=(1.0,) * 3)(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+    assert ((ready * 255).round().permute(1, 2, 0).numpy() == resize_quickly(pixels, (16, 16))).all()
 
 
 def test_wrong_channels_are_named() -> None:

@@ -15,10 +15,9 @@ from timm.models import get_pretrained_cfg, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.patches import check_images
+from pivotpatch.core.patches import check_images, resize_images
 from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote
 from pivotpatch.runtime.decoding import decode_image
 
@@ -79,8 +78,9 @@ class Preprocessing:
         if pixels.ndim not in (3, 4) or pixels.shape[-3] != len(self.mean) or not known:
             wrong = f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}"
             raise InputError("Preprocessing", wrong, "give (3, H, W) or a batch of such, uint8 or floats in [0, 1]")
-        size = [self.image_size, self.image_size]
-        resized = transforms.resize(pixels, size, InterpolationMode(self.interpolation), antialias=True)
+        # Not torchvision's resize: its version and the CPU decide whether that rounds bytes as our loader and views do.
+        batch, size = pixels if pixels.ndim == 4 else pixels[None], (self.image_size, self.image_size)
+        resized = resize_images(batch, size, interpolation=self.interpolation).view(*pixels.shape[:-2], *size)
         scaled = transforms.to_dtype(resized, torch.float32, scale=True)
         return transforms.normalize(scaled, list(self.mean), list(self.std))
 
