@@ -250,7 +250,9 @@ def test_heif_is_told_from_avif_though_they_share_brands(monkeypatch: pytest.Mon
     heif = pytest.importorskip("pillow_heif")
     stream, image = BytesIO(), Image.fromarray(photograph(64, 64))
     heif.from_pillow(image).save(stream)
-    for content in (stream.getvalue(), encode(image, "AVIF")):
+    Image.init()
+    others = [encode(image, "AVIF")] if "AVIF" in Image.SAVE else []  # which Pillow may be built without
+    for content in (stream.getvalue(), *others):
         general = content[:8] + b"mif1" + content[12:]
         assert (decode_image(general) == decode_image(content)).all()
     for name in ("mif1", "heic"):
