@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download, utils
 
 
 @dataclass
@@ -58,9 +58,12 @@ class HubServer(ThreadingHTTPServer):
 
 
 def point_client(patch: pytest.MonkeyPatch, address: str) -> None:
-    """Let the client of the hub ask another address."""
+    """Let the client of the hub ask another address, and notice whether it is offline."""
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
     patch.setattr(constants, "ENDPOINT", address)
-    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    for module in (constants, file_download):  # clients before 1.0 have a copy in the latter
+        patch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    getattr(utils, "reset_sessions", lambda: None)()  # the same clients ask for "offline" once a session
 
 
 @contextmanager
