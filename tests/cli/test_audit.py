@@ -84,6 +84,13 @@ def test_options_choose_pairs_and_policy(audit: Audit) -> None:
     assert found["definition"] == "target-matched thresholds"
 
 
+@pytest.mark.parametrize("policy", ["top:1", "best-fixed", "target"])
+def test_a_model_beside_itself_is_tied_for_some_pairs_too(policy: str, audit: Audit) -> None:
+    """Both sides decide among the same labels."""
+    words = ("pairs", "pat.parquet", "--baseline", "pat.parquet", "--pair", "one;zero", "--policy", policy)
+    assert "conditional FPR: better in 0 (0 %), worse in 0" in audit(*words)
+
+
 def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: Path, capsys: Errors) -> None:
     plots = tmp_path / "new" / "plots"
     calls = [

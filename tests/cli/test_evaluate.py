@@ -151,6 +151,25 @@ def test_rows_of_tables_of_one_name_are_told_apart_by_their_folders(named: bool,
         assert found["mAP"]["image"] == pytest.approx(live["mAP"]["tde"], abs=1e-3)
 
 
+def test_tags_of_an_image_are_not_taken_for_those_of_another_with_the_end_of_its_path(
+    photos: Path, capsys: Errors
+) -> None:
+    save("model")
+    first, second, third = sorted(photos.glob("*.png"))[:3]
+    for folder, files in (("train", (first, third)), ("test", (second,))):
+        Path(folder).mkdir()
+        for file in files:
+            shutil.copy(file, folder)
+    rows = "".join(f"{file.name},{LABELS[place % 2]}\n" for place, file in enumerate((first, second)))
+    Path("truth.csv").write_text(f"image,labels\n{rows}")
+    assert main(["predict", "train", "test", "--model", "model", "--out", "tags.jsonl", "--all-probs"]) == 0
+    found = read_scores(Path("tags.jsonl"), records=open_records("table:truth.csv?root=test"), tell=print)
+    assert found.pictures == (second.name,)
+    assert f"1 of 2 images of table:truth.csv?root=test have no scores and are left out ({first.name})" in (
+        capsys.readouterr().out
+    )
+
+
 def test_a_file_of_scores_is_judged_with_another_lam(photos: Path, capsys: Errors) -> None:
     model = save("model")
     evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "whole.parquet", "--keep-patches")

@@ -74,6 +74,13 @@ def test_some_labels_are_tuned_and_the_others_keep_what_they_have(here_with_run:
     rows = Path("val.csv").read_text().replace("cat", "cow").splitlines()
     Path("some.csv").write_text("\n".join([rows[0].replace(",", ";"), *(row.replace(",", ";") for row in rows[1:])]))
     found = tune(capsys, "all", "some.csv", "--thresholds", "precision:0.4", "--calibration", "platt", "--out", "some")
+    assert load_checkpoint("some").preferences.keys() == load_checkpoint("all").preferences.keys()
+    assert main(["tune", "run", "some.csv", "--mixing", "keep", "--out", "part"]) == 0
+    assert (
+        "not stored: --prefer precision, --prefer balance, --prefer recall, an effort; the model has none for its"
+        in (capsys.readouterr().err)
+    )
+    assert not load_checkpoint("part").preferences
     save_scores(capsys, "all", "some.csv", "--save", "some.parquet")
     options = ("--thresholds", "precision:0.4", "--calibration", "platt", "--out", "again", "--closer", "0")
     assert tune(capsys, "all", "--scores", "some.parquet", *options)["thresholds"] == found["thresholds"]

@@ -76,6 +76,10 @@ def test_splits_share_their_labels(tmp_path: Path) -> None:
     assert train.labels.names == val.labels.names == ("cats", "dogs")
     assert [r.name for r in train] == ["train/cats/1.jpg", "train/dogs/1.jpg", "train/dogs/2.jpg"]
     assert val.name == f"folder:{tmp_path}@val"
+    assert val.notes == ()
+    assert read_folder(str(tmp_path), None).notes == (
+        f"{tmp_path}: its splits are taken together (train, val); @train takes one",
+    )
     assert labels_of(val) == {"val/cats/1.jpg": ({"cats"}, set())}
     with pytest.raises(InputError, match=r"there is no split 'vla'; did you mean 'val'\? known: train, val"):
         read_folder(str(tmp_path), "vla")
@@ -94,6 +98,10 @@ def test_metadata_beside_the_images(tmp_path: Path) -> None:
     assert isinstance(test[0].image, Path)
     assert test[0].image.is_file()
     assert len(read_folder(str(tmp_path), None)) == 2
+    (tmp_path / "metadata.jsonl").write_text(json.dumps({"file_name": "train/1.png", "labels": ["cat"]}) + "\n")
+    with pytest.raises(InputError, match=r"image 'train/1.png' stands on 2 rows"):
+        read_folder(str(tmp_path), None)
+    (tmp_path / "metadata.jsonl").unlink()
     (tmp_path / "metadata.csv").write_text("file_name,labels\ntrain/1.png,cow\n")
     (tmp_path / "train" / "metadata.jsonl").unlink()
     (tmp_path / "test" / "metadata.jsonl").unlink()

@@ -161,6 +161,15 @@ def test_labels_of_another_data_set_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "labels.json").read_bytes() == '["größe"]'.encode("latin-1")
 
 
+def test_another_split_is_not_overwritten_and_the_same_may_be_made_again(tmp_path: Path) -> None:
+    records, parts = records_of(np.ones((3, 1), dtype=bool)), {"a": np.array([0, 1]), "b": np.array([2])}
+    assert write_split(records, parts, folder=tmp_path) == write_split(records, parts, folder=tmp_path)
+    before = (tmp_path / "split.parquet").read_bytes()
+    with pytest.raises(InputError, match="split.parquet: holds another split; remove it, or write into a folder"):
+        write_split(records, {"a": np.array([0, 2]), "b": np.array([1])}, folder=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("split*")} == {"split.parquet": before}
+
+
 def test_an_image_outside_the_folder_is_found_again(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "images").mkdir()

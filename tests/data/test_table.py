@@ -124,6 +124,7 @@ def test_separators_and_marks_of_spreadsheets(tmp_path: Path, rows: str, suffix:
     (".jsonl", {"image": [1, 2], "labels": [["x"], []]}, r"column 'image' holds int64, neither paths nor encoded ima"),
     (".parquet", {"image": ["a", "b"], "labels": [0.5, 1.0]}, r"row 1: labels are of type double"),
     (".parquet", {"image": ["a", "b"], "labels": [[0, 1, 1], [1, 0, 0]]}, r"row 1: labels are lists of 0 and 1 for ea"),
+    (".parquet", {"image": ["a", "b"], "labels": [[0, 1], [0, 0]]}, r"row 1: labels are lists of 0 and 1 for ea"),
     (".csv", {"image": ["a", "b"], "labels": ["['x']", "['x' 'y']"]}, r"row 3: .* is no list of labels; write cat\|"),
     (".csv", {"image": ["a", "b"], "labels": ["[1]", "[x]"]}, r"row 2: '\[1\]' is no list of labels"),
     (".csv", {"image": ["a", "b"], "labels": ["['x']", "[{[]: 1}]"]}, r"row 3: .* is no list of labels"),

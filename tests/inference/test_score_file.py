@@ -213,6 +213,16 @@ def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp
         read_scores(path)
 
 
+def test_what_numbers_are_is_seen_from_the_labels_that_are_judged(photos: RecordSet, tmp_path: Path) -> None:
+    rows = "".join(f"{name}.jpg,{9 * row},0.{row + 1}\n" for row, name in enumerate("abcd"))
+    told = list[str]()
+    scores: Any = read_scores(
+        write_csv(tmp_path / "s.csv", f"picture,id,dog\n{rows}"), records=photos, tell=told.append
+    )
+    assert told[0].endswith("scores from 0.1 to 0.4 are taken for probabilities")
+    assert sorted(scores.probs("image").flatten().tolist()) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
 def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "s.csv", "picture,dog\nc.jpg,0.5\na.jpg,0.25\nb.jpg,1\n")
     told: list[str] = []

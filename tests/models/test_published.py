@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +20,13 @@ from reference.published import State
 from torch import Tensor, nn
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, save_checkpoint
+from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
 from pivotpatch.models import ForeignClassifier, open_model, open_weights
 from pivotpatch.models.classifier import Architecture
 from pivotpatch.models.foreign import wrap_session
+from pivotpatch.training.config import load_config
+from pivotpatch.training.model import make_model, settle_model
 
 LABELS = ["cat", "dog", "cow", "elk", "cup"]
 
@@ -154,6 +158,29 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
         left = PatchClassifier("test_resnet", LABELS[::-1], weights=file).left_out  # rows of other labels, as many
         assert left is not None
         assert "its head is of other labels, or in another order" in left
+    other = PatchClassifier("test_resnet", LABELS, head="max", weights=tmp_path / "ours" / "model.safetensors")
+    assert str(other.left_out).endswith("its head is of another kind; this one starts anew")
+
+
+@pytest.mark.parametrize("head", ["csra", "ml_gcn", "fev_lv"])
+def test_pat_begins_as_the_whole_model_of_a_checkpoint(head: str, tmp_path: Path) -> None:
+    """With its options and colours, which auto would take for those of a new head."""
+    options = {"scale": 0.5} if head == "csra" else {}
+    plain = MultiLabelClassifier(Architecture("test_resnet", head, 64, head_options=options), LABELS)
+    plain.preprocessing = replace(plain.preprocessing, mean=(0.0,) * 3, std=(1.0,) * 3)
+    save_checkpoint(plain.eval(), tmp_path / "ours")
+    said = [f"model.weights={tmp_path / 'ours' / 'model.safetensors'}", "model.backbone=test_resnet"]
+    config = load_config(None, [*said, f"model.head={head}", "model.image_size=64", "model.pretrained=false"])
+    made: Any = make_model(config, LABELS).eval()
+    assert made.left_out is None
+    assert made.preprocessing == plain.preprocessing
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(made(images).image_logits, plain(images))
+        torch.testing.assert_close(
+            made(images).patch_logits[:, 0], plain(resize_images(images[..., :32, :32], (64, 64)))
+        )
+    assert settle_model(config).model.head_options == options  # which config.toml tells
 
 
 @pytest.mark.parametrize("count", [1, 4, 6])

@@ -106,6 +106,11 @@ def test_teachers_that_cannot_teach_are_refused() -> None:
         (("task.kind=image", "mix.consistent=true"), "mix.consistent: there are no grids, mix.share is 0"),
         (("task.kind=image", "model.head=c_tran"), "model.head: c_tran is trained in a way of its own"),
         (("task.kind=image", "model.start_from=start"), "model.head: rarl is trained in a way of its own"),
+        (("task.kind=windows", "distil.groups=0", "model.head=c_tran"), "which task.kind=windows would replace"),
+        (
+            ("task.kind=image", "distil.groups=0", "mix.share=0.25", "train.accumulate=2"),
+            "train.accumulate: is 2, and grids would be made of the images of a part of a batch",
+        ),
         (("task.kind=image", "model.frozen=true"), "model.frozen: is true, and mix and distil look at images"),
     ],
 )

@@ -16,7 +16,7 @@ from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 from pivotpatch.training.config import dump_config, load_config
 from pivotpatch.training.images import open_data, open_training_records
 from pivotpatch.training.loop import fit
-from pivotpatch.training.model import make_model, settle_start
+from pivotpatch.training.model import make_model, settle_model
 
 LABELS = ("cat", "dog")
 NEW_LABELS = ("lamp", "dog", "sofa")
@@ -168,7 +168,7 @@ def test_a_checkpoint_decides_how_patches_are_cut_where_nothing_is_said(tmp_path
     cut = Patching(3, 0.25, source_size=48, closer_size=40, lam=0.5)
     save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32, patching=cut), tmp_path / "first")
     start, told = f"model.start_from={tmp_path / 'first'}", list[str]()
-    config = settle_start(load_config(None, [start, "task.overlap=0"]), tell=told.append)
+    config = settle_model(load_config(None, [start, "task.overlap=0"]), tell=told.append)
     model: Any = make_model(config, LABELS)
     assert model.patching == Patching(3, source_size=48, lam=0.5)  # closer looks cost as much again
     assert (config.model.backbone, config.model.image_size) == ("test_resnet", 32)
@@ -177,19 +177,19 @@ def test_a_checkpoint_decides_how_patches_are_cut_where_nothing_is_said(tmp_path
         "change that"
     ]
     for asked in (["task.regions=true"], ["task.kind=patch_only", "task.grid=2"]):  # which no source_size, no regions
-        make_model(settle_start(load_config(None, [start, *asked])), LABELS)
+        make_model(settle_model(load_config(None, [start, *asked])), LABELS)
     save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32, regions=True), tmp_path / "regions")
     regions, told[1:] = f"model.start_from={tmp_path / 'regions'}", []
     for asked, kept in (([], True), (["task.source_size=48"], False), (["task.kind=patch_only"], False)):
-        built: Any = make_model(settle_start(load_config(None, [regions, *asked])), LABELS)
+        built: Any = make_model(settle_model(load_config(None, [regions, *asked])), LABELS)
         assert built.regions == kept
     path = tmp_path / "config.toml"
     path.write_text(dump_config(config))
-    assert settle_start(load_config(path)) == config  # as a run that is resumed
+    assert settle_model(load_config(path)) == config  # as a run that is resumed
     with pytest.raises(
         InputError, match=r"model.head: is 'max', but .*first decides it; leave it out, or write model.head=linear"
     ):
-        settle_start(load_config(None, [start, "model.head=max"]))
+        settle_model(load_config(None, [start, "model.head=max"]))
 
 
 def test_more_regions_than_places_are_refused_before_anything_is_written(tmp_path: Path) -> None:

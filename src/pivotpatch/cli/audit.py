@@ -71,12 +71,12 @@ def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Names
             named = {name for pair in pairs for name in pair}
             like = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
         other = read_score_file(args.baseline, like=like)
+        scores = like  # both decide among the same labels
     rate = partial(audit.rate_pairs, min_probability=args.min_probability, pairs=pairs)
     policy: Policy = read_policy(args.policy, scores.labels)
     if other is not None:
         others: Policy = read_policy(args.policy, other.labels)
         if args.equal_recall:
-            scores = like
             matched = audit.match_recall(scores, other, policy=others)
             policy, others, _ = matched
         comparison = audit.compare_pairs(rate(scores, policy=policy), rate(other, policy=others))

@@ -128,7 +128,10 @@ def read_policy(text: str, labels: Sequence[str], *, config: RunConfig | None = 
         if name == "fixed":
             return Fixed(float(value))
         if name == "top":
-            return TopK(int(value))
+            chosen = TopK(int(value))
+            if not 1 <= chosen.k <= len(labels):
+                raise InputError("--policy", f"{text!r} for {len(labels)} labels", "give 1 to their number")
+            return chosen
     except InputError as error:  # which does not know of options
         raise InputError("--policy", *error.parts[1:]) from None
     except ValueError:

@@ -29,6 +29,7 @@ def run_teach(args: argparse.Namespace) -> int:
     outside = args.share is not None and not 0 < args.share < 1
     refuse_first(
         (reserved, "LABEL", f"{args.label!r} is no label in a table", "leave out | and a leading ?"),
+        (args.label != args.label.strip(), "LABEL", f"{args.label!r} has blanks around it", "leave them out"),
         (outside, "--share", f"is {args.share}", "give a share above 0 and below 1, such as 0.02"),
         (args.out.exists(), str(args.out), "exists already", "choose another folder"),
     )

@@ -82,12 +82,16 @@ def _check_model(model: Classifier, source: Source, closer_size: int | None, arg
         whole = folder.resolve()
         aside = whole.with_name(f"{whole.name}.old")  # where the old model steps; a run removes its own
         backup = str(aside) if source.config is None and aside.exists() else ""
-    no_effort = args.closer is not None and args.calibration == "none"
+    asked = {"--closer": args.closer, "--effort": args.effort}
+    efforts = [name for name, value in asked.items() if value is not None]
+    no_effort = bool(efforts) and args.calibration == "none"
+    plain = args.effort is not None and not isinstance(model, PatchClassifier)
     foreign = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
     lost = f"holds more than a checkpoint ({', '.join(more)}), which would be lost"
     refuse_first(
         (isinstance(model, ForeignClassifier), str(source.path), foreign, "tune one of ours"),
-        (no_effort, "--closer", "without a calibration no effort is fitted", "leave one of both out"),
+        (no_effort, " and ".join(efforts), "without a calibration no effort is fitted", "leave --calibration out"),
+        (plain, "--effort", "this model has no patches to look at", "leave it out"),
         (args.out is not None and args.out.exists(), str(args.out), "exists already", "choose another folder"),
         (args.out is None and folder is None, str(source.path), "is not written to", "give --out FOLDER"),
         (args.out is None and more, str(folder), lost, "give --out FOLDER"),
@@ -199,7 +203,15 @@ def _finish(
     if args.out is None and run is not None and run.model.frozen is True and run.frozen.folds:
         fitted = "train fitted calibration, thresholds and effort to all its training images, out of fold"
         tell(f"{fitted}; those of {found.pictures:,} images take their place (--out FOLDER keeps both)")
+    had = model.adaptive is not None
     found.store(model)
+    stored = {f"--prefer {name}": name in model.preferences for name in found.preferences}
+    if had or found.adaptive is not None:
+        stored["an effort"] = model.adaptive is not None
+    if lost := [name for name, there in stored.items() if not there]:
+        part = len(found.labels) < len(model.labels)
+        why = "the model has none for its other labels, which these images do not tell" if part else "none was fitted"
+        tell(f"not stored: {', '.join(lost)}; {why}")
     save_checkpoint(model, place, overwrite=args.out is None)
     if args.plot is not None:
         figures = {"reliability": plot_reliability(found.curves)}

@@ -80,6 +80,8 @@ def read_folder(
     notes = list(describe_unread(unread))
     if not there.intersection(sidecars) and any(path.count("/") > 1 + bool(splits) for path in paths):
         notes.append(f"{location}: some folders of labels hold folders, whose names are not looked at")
+    if split is None and len(splits) > 1:
+        notes.append(f"{location}: its splits are taken together ({', '.join(splits)}); @{splits[0]} takes one")
     return RecordSet(location, space, images=images, states=states, notes=tuple(notes)).select(kept)
 
 

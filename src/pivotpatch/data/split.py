@@ -3,6 +3,7 @@
 After the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011), with parts of exact sizes.
 """
 
+import filecmp
 import json
 import os
 import re
@@ -119,6 +120,8 @@ def write_split(records: RecordSet, parts: Mapping[str, NDArray[np.int64]], *, f
             written.write_bytes(listed)
         with replacing(path) as written:
             _write_table(written, records.select(chosen[order]), splits)
+            if path.exists() and not filecmp.cmp(path, written, shallow=False):  # runs may have been trained on it
+                raise InputError(str(path), "holds another split", "remove it, or write into a folder of its own")
     return {name: str(Address("table", str(path), name, options)) for name in parts}
 
 

@@ -181,7 +181,8 @@ def _image_files(rows: _Rows, image: str, *, root: str | None, allow_escape: boo
         raise InputError(rows.name(int(useless.argmax())), wrong, "add it or leave out the row")
     within = [path.parent.relative_to(folder).as_posix() for path in rows.tables.splits]
     if root is None and {*within} != {"."}:  # paths start from each table's own folder
-        folders = pa.array(np.repeat([f"{name}/" for name in within], np.diff(rows.starts)), pa.large_string())
+        starts = ["" if name == "." else f"{name}/" for name in within]
+        folders = pa.array(np.repeat(starts, np.diff(rows.starts)), pa.large_string())
         joined = pc.binary_join_element_wise(folders, paths, pa.scalar("", pa.large_string()))
         paths = pc.if_else(pc.starts_with(paths, "/"), paths, joined)
     folder = folder / (root or "")
@@ -305,9 +306,14 @@ def _doubt_delimiter(where: str, names: Sequence[str]) -> list[str]:
 
 
 def _are_marks(lists: pa.ChunkedArray, numbers: pa.ChunkedArray) -> bool:
-    """Whether lists of numbers say 0 or 1 of each label in turn, and are not the numbers of labels."""
+    """Whether lists of numbers say 0 or 1 of each label in turn, and are not the numbers of labels.
+
+    Two of them may be either, unless one stands twice in a list.
+    """
     lengths = pc.unique(pc.list_value_length(lists).drop_null()).to_pylist()
-    return len(lengths) == 1 and lengths[0] > 2 and pc.all(pc.is_in(numbers, pa.array([0, 1], numbers.type))).as_py()
+    if len(lengths) != 1 or lengths[0] < 2 or not pc.all(pc.is_in(numbers, pa.array([0, 1], numbers.type))).as_py():
+        return False
+    return lengths[0] > 2 or any(len({*each}) < 2 for each in lists.drop_null().to_pylist())
 
 
 def _read_lists(values: pa.ChunkedArray, name_row: NameRow) -> pa.Array:

@@ -122,7 +122,8 @@ def read_scores(
     elif (tags := read_tags(path)) is not None:
         scores = _take_tags(where, tags, tags_alone=tags_alone)
     else:
-        scores = _read_table(path, schema.names, tell=tell)
+        asked = like.labels if like is not None else () if records is None else records.labels.names
+        scores = _read_table(path, schema.names, asked=asked, tell=tell)
     if like is not None or records is not None:
         return _align(scores, where, records=records, like=like, tell=tell)
     if scores.target.isnan().all():
@@ -158,8 +159,11 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
     return _make_scores(where, pictures, labels, arrays, noted)
 
 
-def _read_table(path: Path, names: Sequence[str], *, tell: Tell | None) -> Scores:
-    """A table with a column per label: what other people have, or can make in a line."""
+def _read_table(path: Path, names: Sequence[str], *, asked: Sequence[str], tell: Tell | None) -> Scores:
+    """A table with a column per label: what other people have, or can make in a line.
+
+    What its numbers are is seen from labels that are asked for, where it has some: others may be no labels at all.
+    """
     where, picture = str(path), find_column((_PICTURE, *IMAGE_COLUMNS), names)
     if picture is None:
         raise InputError(where, f"no column of images among {shorten(names, limit=5)}", f"name it {_PICTURE!r}")
@@ -178,7 +182,8 @@ def _read_table(path: Path, names: Sequence[str], *, tell: Tell | None) -> Score
     if not pictures or None in pictures:
         raise InputError(where, "it has no rows, or one without an image", "give at least one image, and name each")
     arrays = {kind: np.stack([read[name] for name in each], axis=1) for kind, each in columns.items()}
-    low, high = arrays["image"].min(), arrays["image"].max()
+    judged = [place for place, label in enumerate(labels) if label in asked] or slice(None)
+    low, high = arrays["image"][:, judged].min(), arrays["image"][:, judged].max()
     probable = low >= 0 and high <= 1
     if tell is not None and low == low:  # what is not a number is refused below
         tell(f"{where}: scores from {low:.3g} to {high:.3g} are taken for {'probabilities' if probable else 'logits'}")
@@ -260,10 +265,12 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
         if tags and isinstance(records.images, FileStore):
             root = os.path.abspath(records.images.root)  # noqa: PTH100 (resolve() would follow links)
             ends |= {os.path.normpath(PurePath(root, name)): name for name in names}
-            if tell is not None and not ends.keys() & set(scores.pictures):
+            if tell is not None and ends.keys().isdisjoint(scores.pictures):
                 tell(f"{where}: none of its images lies where {other} has them; the ends of their paths have to do")
     if tags:
-        scores = _name_as(scores, {name: name for name in like.pictures} | ends, where, other, tell)
+        lies = not ends.keys().isdisjoint(scores.pictures)  # if some lie there, an end is another image's
+        wanted = ends if lies else {name: name for name in like.pictures} | ends
+        scores = _name_as(scores, wanted, where, other, tell)
     there = set(scores.pictures)
     missing = [name for name in like.pictures if name not in there]
     if tell is not None and not paired and 0 < len(missing) <= _MOST * len(like):

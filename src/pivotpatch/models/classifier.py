@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
@@ -284,25 +284,36 @@ class SharedClassifier(Classifier):
     def _take_weights(self, path: Path) -> None:
         """Load a file's backbone, which must fit, and its head where that fits."""
         state = rename_published(read_weights(path), self.backbone.network)
-        for name in self.projections:  # PAT-T begins as PAT-I of a model with one projection
-            for part in ("weight", "bias"):
-                if f"head.project.{part}" in state:
-                    state.setdefault(f"{name}.{part}", state[f"head.project.{part}"])
+        own = "head.project."
+        for part in [name.removeprefix(own) for name in state if name.startswith(own)]:
+            for name in self.projections:  # PAT-T begins as PAT-I of a model with one projection
+                state.setdefault(f"{name}.{part}", state[own + part])
         if not self.projections:
             state = {name: value for name, value in state.items() if not name.startswith(("patch_", "weight_"))}
         inner = "backbone.network."
         body = {name.removeprefix(inner): value for name, value in state.items() if name.startswith(inner)}
         load_exactly(self.backbone.network, body, where=str(path))
-        ours = path.name == WEIGHTS and path.with_name(DESCRIPTION).is_file()
-        labels = read_description(path.parent).labels if ours else read_labels(path)
+        described = describe_weights(path)
+        labels = read_labels(path) if described is None else described.labels
+        same = described is None or described.architecture.head == self.architecture.head
+        if described is not None:  # of what colours they were trained on
+            seen = described.preprocessing.build()
+            self.preprocessing = replace(seen, image_size=self.preprocessing.image_size)
         if labels is not None and tuple(labels) != self.labels and len(labels) == len(self.labels):
             self.left_out = f"{path}: its head is of other labels, or in another order; this one starts anew"
-        elif {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
+        elif same and {n: v.shape for n, v in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
             self.load_state_dict(state)
         elif len(state) > len(body):
-            count = state["head.project.bias"].shape[0] if "head.project.bias" in state else len(self.labels)
+            bias = state.get("head.project.bias")
+            count = len(labels if labels is not None else self.labels if bias is None else bias)
             why = "another kind" if count == len(self.labels) else f"{count} labels, not of {len(self.labels)}"
             self.left_out = f"{path}: its head is of {why}; this one starts anew"
+
+
+def describe_weights(path: Path) -> Description | None:
+    """What the checkpoint is whose weights a file holds; None for other files."""
+    ours = path.name == WEIGHTS and path.with_name(DESCRIPTION).is_file()
+    return read_description(path.parent) if ours else None
 
 
 class MultiLabelClassifier(SharedClassifier):

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -261,7 +261,7 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
     Args:
         recipe: a TOML file that states what differs from the defaults.
         overrides: `section.key=value`, the value as TOML writes it; what is no TOML is taken as text, and
-            nothing as None, which takes back an optional value of the recipe.
+            nothing as the default, which takes back what the recipe says.
     """
     values = {} if recipe is None else _read_recipe(recipe)
     config = _validate(values, where=str(recipe))
@@ -271,11 +271,20 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
         if option:  # of a key that holds several, as in model.head_options.lam; a table of the recipe keeps its others
             held = values.get(section, {}).get(key)
             value = {**held, option: value} if isinstance(held, dict) else {option: value}
-        values.setdefault(section, {})[key] = value
-        if f"{section}.{key}" in _BOTH:  # a recipe's number is for training everything, a user's for what is trained
+        stated = values.setdefault(section, {})
+        stated[key] = value
+        if value is None and not _may_be_none(section, key):
+            del stated[key]
+        elif f"{section}.{key}" in _BOTH:  # a recipe's number is for training everything, a user's for what is trained
             values.setdefault("frozen", {})[key] = value
         config = _validate(values, where=cut(override))
     return config
+
+
+def _may_be_none(section: str, key: str) -> bool:
+    """Whether a key may have no value; true of one that there is not, too, which is refused later."""
+    fields = getattr(getattr(RunConfig.model_fields.get(section), "annotation", None), "model_fields", {})
+    return key not in fields or type(None) in get_args(fields[key].annotation)
 
 
 def settle_config(config: RunConfig, *, frozen: bool) -> RunConfig:

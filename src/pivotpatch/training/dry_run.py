@@ -20,7 +20,7 @@ from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.features import Features
 from pivotpatch.training.gain import score_unseen, tune_folds
 from pivotpatch.training.images import none_read
-from pivotpatch.training.model import settle_start
+from pivotpatch.training.model import settle_model
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import compile_run, take_step, time_again, time_step
 from pivotpatch.training.task import make_task
@@ -51,7 +51,7 @@ class DryRun:
 
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
-    config = settle_start(config, tell=tell)
+    config = settle_model(config, tell=tell)
     begun = min(time.time() - psutil.Process().create_time(), STARTING_SECONDS)
     if config.distil.groups and not config.distil.teachers:
         tell(f"up to {2 * config.distil.groups} teachers are trained first, each about as long as this says")

@@ -30,7 +30,7 @@ from pivotpatch.training.features import FOLDER, Features
 from pivotpatch.training.folder import CONFIG, RunFolder, RunState
 from pivotpatch.training.gain import keep_known, measure_gain, score_loader, score_unseen, tune_folds
 from pivotpatch.training.images import none_read, open_loader, open_training_records
-from pivotpatch.training.model import choose_frozen, make_model, settle_start
+from pivotpatch.training.model import choose_frozen, make_model, settle_model
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
 from pivotpatch.training.task import check_extras
@@ -70,7 +70,7 @@ def fit(
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
-    config = settle_start(config, tell=tell)
+    config = settle_model(config, tell=tell)
     if config.distil.groups and not config.distil.teachers:
         made = _train_teachers(config, out, progress=progress, report=report, tell=tell)
         if isinstance(made, FitResult):

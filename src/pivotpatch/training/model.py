@@ -17,6 +17,7 @@ from pivotpatch.models.classifier import (
     IndependentClassifier,
     MultiLabelClassifier,
     SharedClassifier,
+    describe_weights,
     load_relabelled,
 )
 from pivotpatch.models.foreign import ForeignClassifier
@@ -53,9 +54,7 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
         return trained
     vectors = _open_vectors(section, section.head, labels)
     width = {} if vectors is None else {"vector_width": vectors.shape[1]}
-    learned = section.pretrained or section.weights is not None
-    small = section.first_logits == "small" or (section.first_logits == "auto" and learned)
-    said = {**(find_head(section.head).small if small else {}), **width, **section.head_options}
+    said = {**list_head_options(section), **width}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
     kind = KINDS.get(task.kind, MultiLabelClassifier)
@@ -133,13 +132,27 @@ def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) ->
     return True, f": there is no GPU, and the backbone of {section.start_from} is trained already"
 
 
-def settle_start(config: RunConfig, *, tell: Tell = ignore) -> RunConfig:
-    """What a run that starts from a checkpoint takes from it: its architecture, and its patches where nothing is said.
+def list_head_options(section: ModelSection) -> dict[str, Any]:
+    """Options of a new head: what is said; else those of the head in `model.weights`, or of its first logits."""
+    described = None if section.weights is None else describe_weights(Path(section.weights))
+    if described is not None and described.architecture.head == section.head:
+        return {**described.architecture.head_options, **section.head_options}
+    learned = section.pretrained or section.weights is not None
+    small = section.first_logits == "small" or (section.first_logits == "auto" and learned)
+    return {**(find_head(section.head).small if small else {}), **section.head_options}
 
-    A closer look is trained where it is asked for alone, for it costs as much as the rest.
+
+def settle_model(config: RunConfig, *, tell: Tell = ignore) -> RunConfig:
+    """Write down the options of a new head; or what a run takes from the checkpoint that it starts from.
+
+    That is its architecture, and its patches where nothing is said. A closer look is trained where it is asked for
+    alone, for it costs as much as the rest.
     """
     section, task = config.model, config.task
-    model = None if section.start_from is None else open_model(section.start_from)
+    if section.start_from is None:
+        options = {"head_options": list_head_options(section)}
+        return config.model_copy(update={"model": section.model_copy(update=options)})
+    model = open_model(section.start_from)
     if not isinstance(model, SharedClassifier):
         return config
     _check_said(section, model)

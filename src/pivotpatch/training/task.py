@@ -362,9 +362,14 @@ def check_extras(config: RunConfig, *, head: str) -> None:
         raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
     if mix.share and (distil.teachers or distil.groups):
         raise InputError("mix.share", f"is {mix.share}, and teachers see no grids", "leave it out, or distil")
-    if any(asked.values()) and head in ("c_tran", "rarl"):
-        wrong = f"{head} is trained in a way of its own, which grids or teachers would replace"
-        raise InputError("model.head", wrong, "take another head, or leave out mix.share and distil")
+    others = [name for name, value in asked.items() if value]
+    others += [f"task.kind={kind}" for kind in ("windows", "independent") if kind == config.task.kind]
+    if others and head in ("c_tran", "rarl"):
+        wrong = f"{head} is trained in a way of its own, which {' and '.join(others)} would replace"
+        raise InputError("model.head", wrong, f"take another head, or leave out {' and '.join(others)}")
+    if mix.share and config.train.accumulate > 1:
+        wrong = f"is {config.train.accumulate}, and grids would be made of the images of a part of a batch"
+        raise InputError("train.accumulate", wrong, "leave it out, or leave out mix.share")
     if mix.consistent and not mix.share:
         raise InputError("mix.consistent", "there are no grids, mix.share is 0", "leave it out, or set mix.share=0.25")
 
@@ -381,8 +386,9 @@ def _open_teacher(name: str) -> Classifier:
 def _make_taught(model: PatchClassifier, loss: nn.Module, config: RunConfig) -> TaughtTask:
     """The task of a model of regions and its teacher, which is opened here."""
     where, (name, *more) = "distil.teachers", config.distil.teachers
-    if not model.regions or model.closer_size is not None or more or config.mix.share:
-        wrong = "with patches one teaches a model of regions of the feature map, without a closer look and mix.share"
+    extras = config.mix.share or config.mix.consistent or config.distil.groups
+    if not model.regions or model.closer_size is not None or more or extras:
+        wrong = "with patches one teaches a model of regions of the feature map, without a closer look, mix and groups"
         raise InputError(where, wrong, "give task.regions=true and one teacher, or leave it out")
     teacher = _open_teacher(name)
     if not isinstance(teacher, PatchClassifier) or teacher.patch_only or teacher.regions:
