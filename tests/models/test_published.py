@@ -171,7 +171,7 @@ def test_pat_begins_as_the_whole_model_of_a_checkpoint(head: str, tmp_path: Path
     save_checkpoint(plain.eval(), tmp_path / "ours")
     said = [f"model.weights={tmp_path / 'ours' / 'model.safetensors'}", "model.backbone=test_resnet"]
     config = load_config(None, [*said, f"model.head={head}", "model.image_size=64", "model.pretrained=false"])
-    made: Any = make_model(config, LABELS).eval()
+    made: Any = make_model(config, tuple(LABELS)).eval()
     assert made.left_out is None
     assert made.preprocessing == plain.preprocessing
     images = torch.rand(2, 3, 64, 64)

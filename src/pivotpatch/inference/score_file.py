@@ -183,12 +183,13 @@ def _read_table(path: Path, names: Sequence[str], *, asked: Sequence[str], tell:
         raise InputError(where, "it has no rows, or one without an image", "give at least one image, and name each")
     arrays = {kind: np.stack([read[name] for name in each], axis=1) for kind, each in columns.items()}
     judged = [place for place, label in enumerate(labels) if label in asked] or slice(None)
-    low, high = arrays["image"][:, judged].min(), arrays["image"][:, judged].max()
-    probable = low >= 0 and high <= 1
+    image = arrays["image"]
+    within: NDArray[np.bool_] = np.all((image >= 0) & (image <= 1), axis=0)
+    low, high, probable = image[:, judged].min(), image[:, judged].max(), within[judged].all()
     if tell is not None and low == low:  # what is not a number is refused below
         tell(f"{where}: scores from {low:.3g} to {high:.3g} are taken for {'probabilities' if probable else 'logits'}")
     if probable:
-        arrays["image"] = _to_logits(arrays["image"])
+        image[:, within] = _to_logits(image[:, within])
     return _make_scores(where, pictures, labels, arrays, {})
 
 
