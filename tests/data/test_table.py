@@ -98,6 +98,16 @@ def test_rows_that_repeat_another_are_dropped_and_counted(tmp_path: Path) -> Non
             read_table(write_table(tmp_path / "t.csv", columns), "x")
 
 
+def test_a_label_may_be_called_as_a_column_of_labels_is(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image,cat,dog,class\na.jpg,1,0,1\nb.jpg,0,1,0\n")
+    (note,) = read_table(str(tmp_path / "t.csv"), None).notes
+    assert "column 'class' is taken for the labels and holds 0, 1 alone; not read: cat, dog; if each" in note
+    (tmp_path / "names.txt").write_text("cat\ndog\nclass\n")
+    listed = read_table(str(tmp_path / "t.csv"), None, names="names.txt")
+    assert (listed.labels.names, listed.notes) == (("cat", "dog", "class"), ())
+    assert listed.target().tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 @pytest.mark.parametrize("rows", [

@@ -86,8 +86,9 @@ def read_table(
         wrong = f"no column of images among {shorten(schema.names, limit=5)}"
         raise InputError(str(paths[0]), wrong, f"name it with ?image=COLUMN, as in {paths[0]}?image={schema.names[0]}")
     split_column = split_column or find_column((SPLIT_COLUMN,), schema.names)
-    labels = labels or find_column(LABEL_COLUMNS, schema.names)
-    known = find_label_names(tables.folder, names)
+    known, found = find_label_names(tables.folder, names), find_column(LABEL_COLUMNS, schema.names)
+    guessed = labels is None and found is not None and found not in (known or ())  # else it is one of the labels
+    labels = found if guessed else labels
     if labels is not None:
         of_labels, known = [labels], _class_names(schema, labels) if known is None else known
     elif known is not None:
@@ -124,6 +125,11 @@ def read_table(
     if split is None and len(parts) > 1:
         counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
         notes.append(f"{tables.where}: its splits are taken together ({counts}); @{next(iter(parts))} takes one")
+    unread = [name for name in schema.names if name not in (image, labels, split_column)]
+    if guessed and unread and space.names and {*space.names} <= _STATES.keys():
+        taken = f"column {labels!r} is taken for the labels and holds {shorten(space.names)} alone"
+        todo = "if each column is a label, rename it or list all of them in ?names=FILE"
+        notes.append(f"{tables.where}: {taken}; not read: {shorten(unread)}; {todo}")
     if labels is not None and delimiter is None and rows.table[labels].type in _TEXT:
         notes += _doubt_delimiter(tables.where, space.names)
     records = RecordSet(tables.where, space, images=images, states=states, notes=tuple(notes))
