@@ -90,6 +90,9 @@ def test_what_is_not_there_is_told(root: Path, location: str, split: str | None,
 @pytest.mark.parametrize(("change", "message"), [
     (lambda c: c["annotations"][1].update(category_id=12), "is not as in COCO .KeyError: 12"),
     (lambda c: c["images"].append(c["images"][0]), "two of its images have the same id"),
+    (lambda c: c["images"][1].update(file_name=c["images"][0]["file_name"]), "1 names are those of several images"),
+    (lambda c: c["categories"][1].update(name=c["categories"][0]["name"]), "several categories are called"),
+    (lambda c: c["categories"][1].update(name=None), "is not as in COCO .a category has no name"),
     (lambda c: c["images"][1].update(file_name="../secret.jpg"), r"'\.\./secret\.jpg' lies outside"),
     (lambda c: c.update(annotations=[]), "none of the 3 images has an annotation; check the file or set keep_una"),
 ])  # fmt: skip

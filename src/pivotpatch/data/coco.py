@@ -1,5 +1,6 @@
 """Read COCO instance annotations (2014, 2017, or anyone's file in that form)."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.address import choose_split
 from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, pack_states
-from pivotpatch.errors import InputError, explaining
+from pivotpatch.errors import InputError, explaining, shorten
 from pivotpatch.runtime.files import check_name, read_json, resolve_inside
 
 _NEEDED = {"images", "categories", "annotations", "id", "name", "file_name", "image_id", "category_id"}
@@ -41,8 +42,15 @@ def read_coco(
     with explaining(str(path), wrong, "give a COCO instances file", of=(KeyError, TypeError)):
         names = [str(image["file_name"]) for image in content["images"]]
         labels = [str(category["name"]) for category in content["categories"]]
+        if any(category["name"] is None for category in content["categories"]):
+            raise TypeError("a category has no name")
         rows = _look_up(content, "image_id", "images", path)
         indices = _look_up(content, "category_id", "categories", path)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        wrong = f"{len(twice)} names are those of several images ({shorten(twice)})"
+        raise InputError(str(path), wrong, "give each image one entry")
+    if twice := [name for name, count in Counter(labels).items() if count > 1]:
+        raise InputError(str(path), f"several categories are called {shorten(twice)}", "give each a name of its own")
     for name in names:
         check_name(name, where=str(path))
         resolve_inside(folder, name, where=str(path))
