@@ -77,10 +77,14 @@ def test_some_labels_are_tuned_and_the_others_keep_what_they_have(here_with_run:
     assert load_checkpoint("some").preferences.keys() == load_checkpoint("all").preferences.keys()
     assert main(["tune", "run", "some.csv", "--mixing", "keep", "--out", "part"]) == 0
     assert (
-        "not stored: --prefer precision, --prefer balance, --prefer recall, an effort; the model has none for its"
+        "not stored: --prefer precision, --prefer balance, --prefer recall, an effort; the model has none for its other"
         in (capsys.readouterr().err)
     )
     assert not load_checkpoint("part").preferences
+    assert main(["tune", "all", "val.csv", "--mixing", "keep", "--calibration", "none", "--out", "bare"]) == 0
+    assert "not stored: an effort; that takes a calibration" in capsys.readouterr().err
+    assert load_checkpoint("all").adaptive is not None
+    assert load_checkpoint("bare").adaptive is None
     save_scores(capsys, "all", "some.csv", "--save", "some.parquet")
     options = ("--thresholds", "precision:0.4", "--calibration", "platt", "--out", "again", "--closer", "0")
     assert tune(capsys, "all", "--scores", "some.parquet", *options)["thresholds"] == found["thresholds"]

@@ -130,7 +130,7 @@ def read_policy(text: str, labels: Sequence[str], *, config: RunConfig | None = 
         if name == "top":
             chosen = TopK(int(value))
             if not 1 <= chosen.k <= len(labels):
-                raise InputError("--policy", f"{text!r} for {len(labels)} labels", "give 1 to their number")
+                raise InputError("--policy", f"{text!r} for {len(labels)} labels", f"give top:1 to top:{len(labels)}")
             return chosen
     except InputError as error:  # which does not know of options
         raise InputError("--policy", *error.parts[1:]) from None

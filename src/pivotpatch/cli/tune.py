@@ -210,7 +210,7 @@ def _finish(
         stored["an effort"] = model.adaptive is not None
     if lost := [name for name, there in stored.items() if not there]:
         part = len(found.labels) < len(model.labels)
-        why = "the model has none for its other labels, which these images do not tell" if part else "none was fitted"
+        why = "the model has none for its other labels; label these too" if part else "that takes a calibration"
         tell(f"not stored: {', '.join(lost)}; {why}")
     save_checkpoint(model, place, overwrite=args.out is None)
     if args.plot is not None:

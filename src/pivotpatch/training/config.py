@@ -273,7 +273,7 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
             value = {**held, option: value} if isinstance(held, dict) else {option: value}
         stated = values.setdefault(section, {})
         stated[key] = value
-        if value is None and not _may_be_none(section, key):
+        if value is None and not _may_be_none(getattr(config, section, None), key):
             del stated[key]
         elif f"{section}.{key}" in _BOTH:  # a recipe's number is for training everything, a user's for what is trained
             values.setdefault("frozen", {})[key] = value
@@ -281,9 +281,9 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
     return config
 
 
-def _may_be_none(section: str, key: str) -> bool:
+def _may_be_none(section: object, key: str) -> bool:
     """Whether a key may have no value; true of one that there is not, too, which is refused later."""
-    fields = getattr(getattr(RunConfig.model_fields.get(section), "annotation", None), "model_fields", {})
+    fields = type(section).model_fields if isinstance(section, Section) else {}
     return key not in fields or type(None) in get_args(fields[key].annotation)
 
 
